@@ -1,6 +1,8 @@
 //! Attention and its gradient, over tiles of query rows. Softmax statistics are in `f64`; products
 //! are those of `matmul`.
 
+mod documents;
+
 use crate::{
     element::is_held_as_stored,
     fold::lanes,
@@ -15,8 +17,10 @@ use anymesh_kernel::{
     Buffer, DType, Error, Kind, Result, View,
     backend::{AttentionBackwardCall, AttentionCall, AttentionOrder, Buffers},
 };
+use documents::{Documents, Seen};
 use gemm::Parallelism;
 use smallvec::smallvec;
+use std::ops::Range;
 
 /// Scores that are held at a time by one thread.
 const SCORES: usize = 1 << 17;
@@ -101,6 +105,7 @@ struct Problem<'a, T> {
     dv: usize,
     scale: f64,
     causal: bool,
+    documents: Option<Documents<'a>>,
 }
 
 impl<'a, T: Float> Problem<'a, T> {
@@ -122,6 +127,7 @@ impl<'a, T: Float> Problem<'a, T> {
             dv: v[3],
             scale: call.scale,
             causal: call.causal,
+            documents: Documents::new(call)?,
         })
     }
 
@@ -150,29 +156,52 @@ impl<'a, T: Float> Problem<'a, T> {
         }
     }
 
-    /// The keys and the values that a query head sees.
-    fn keys(&self, head: usize) -> Matrix<'_, T> {
-        self.k.matrix(head / self.group, 0)
+    /// The batch of a query head.
+    fn batch(&self, head: usize) -> usize {
+        head / self.q.heads
     }
 
-    fn values(&self, head: usize) -> Matrix<'_, T> {
-        self.v.matrix(head / self.group, 0)
+    /// The keys that a tile of queries has to do with.
+    fn keys_of(&self, head: usize, queries: Range<usize>) -> Range<usize> {
+        let end = self.visible(queries.end - 1);
+        match &self.documents {
+            Some(documents) => documents.keys_of(self.batch(head), queries, end),
+            None => 0..end,
+        }
     }
 
-    /// `q k^T` of a tile, for the first `keys` keys.
+    /// Which of some keys query `i` sees.
+    fn seen(&self, head: usize, i: usize, keys: &Range<usize>) -> Seen {
+        let keys = keys.start..self.visible(i).clamp(keys.start, keys.end);
+        match &self.documents {
+            Some(documents) => documents.seen(self.batch(head), i, keys),
+            None => Seen::Run(0..keys.len()),
+        }
+    }
+
+    /// The keys and the values that a query head sees, from `first` on.
+    fn keys(&self, head: usize, first: usize) -> Matrix<'_, T> {
+        self.k.matrix(head / self.group, first)
+    }
+
+    fn values(&self, head: usize, first: usize) -> Matrix<'_, T> {
+        self.v.matrix(head / self.group, first)
+    }
+
+    /// `q k^T` of a tile, for some keys.
     fn scores(
         &self,
         head: usize,
         first: usize,
         count: usize,
-        keys: usize,
+        keys: &Range<usize>,
         out: &mut [T],
     ) -> Result<()> {
         gemm(
-            (out, padded(keys)),
-            [count, keys, self.d],
+            (out, padded(keys.len())),
+            [count, keys.len(), self.d],
             self.q.matrix(head, first),
-            self.keys(head).t(),
+            self.keys(head, keys.start).t(),
             false,
             Parallelism::None,
         )
@@ -336,39 +365,42 @@ fn forward_tile<T: Float>(
     lse: &mut [T],
 ) -> Result<()> {
     let count = lse.len();
-    let keys = p.visible(first + count - 1);
+    let keys = p.keys_of(head, first..first + count);
     lse.fill(T::LOWEST);
-    if keys == 0 {
+    if keys.is_empty() {
         out.fill(T::default());
         return Ok(());
     }
-    let step = padded(keys);
+    let step = padded(keys.len());
     let mut memory = Memory::elements::<T>(count * step)?;
     let scores: &mut [T] = memory.typed_mut();
-    p.scores(head, first, count, keys, scores)?;
+    p.scores(head, first, count, &keys, scores)?;
     for (i, (row, lse)) in scores.chunks_mut(step).zip(lse).enumerate() {
-        let (seen, hidden) = row[..keys].split_at_mut(p.visible(first + i));
-        hidden.fill(T::default());
-        if seen.is_empty() {
-            continue;
-        }
-        let top = top(seen, p.scale);
-        let sum = dispatch(Exps(&mut *seen, p.scale, top));
-        let factor = 1.0 / sum;
-        vectorized(|| {
-            seen.iter_mut()
-                .for_each(|x| *x = T::narrow(x.wide() * factor))
+        let seen = p.seen(head, first + i, &keys);
+        seen.of([&mut row[..keys.len()]], |[seen]| {
+            *lse = softened(seen, p.scale);
         });
-        *lse = T::narrow(top + sum.ln());
     }
     gemm(
         (out, p.dv),
-        [count, p.dv, keys],
+        [count, p.dv, keys.len()],
         Matrix::dense(&*scores, step),
-        p.values(head),
+        p.values(head, keys.start),
         false,
         Parallelism::None,
     )
+}
+
+/// The weights of scores in their place, and the log-sum-exp.
+fn softened<T: Float>(seen: &mut [T], scale: f64) -> T {
+    let top = top(seen, scale);
+    let sum = dispatch(Exps(&mut *seen, scale, top));
+    let factor = 1.0 / sum;
+    vectorized(|| {
+        seen.iter_mut()
+            .for_each(|x| *x = T::narrow(x.wide() * factor))
+    });
+    T::narrow(top + sum.ln())
 }
 
 /// The backend's gradient of attention.
@@ -488,20 +520,21 @@ fn backward_head<T: Float>(
         let head = key_head * p.group + j;
         for (first, dq) in (0..p.s).step_by(tile).zip(dq.chunks_mut(tile * p.d)) {
             let count = dq.len() / p.d;
-            let keys = p.visible(first + count - 1);
-            if keys == 0 {
+            let keys = p.keys_of(head, first..first + count);
+            if keys.is_empty() {
                 dq.fill(T::default());
                 continue;
             }
             let grad = saved.grad.matrix(head, first);
-            let step = padded(keys);
+            let (from, len) = (keys.start, keys.len());
+            let step = padded(len);
             let (weights, grads) = (&mut weights[..count * step], &mut grads[..count * step]);
-            p.scores(head, first, count, keys, weights)?;
+            p.scores(head, first, count, &keys, weights)?;
             gemm(
                 (&mut *grads, step),
-                [count, keys, p.dv],
+                [count, len, p.dv],
                 grad,
-                p.values(head).t(),
+                p.values(head, from).t(),
                 false,
                 Parallelism::None,
             )?;
@@ -511,31 +544,31 @@ fn backward_head<T: Float>(
                 .enumerate()
             {
                 let row = first + i;
-                let (weights, grads) = (&mut weights[..keys], &mut grads[..keys]);
+                let (weights, grads) = (&mut weights[..len], &mut grads[..len]);
                 let shared = dispatch(Dot(saved.out.row(head, row), saved.grad.row(head, row)));
-                let seen = p.visible(row);
-                dispatch(WeightsAndGradients {
-                    weights: &mut weights[..seen],
-                    grads: &mut grads[..seen],
-                    scale: p.scale,
-                    lse: saved.lse[head * p.s + row].wide(),
-                    shared,
+                let seen = p.seen(head, row, &keys);
+                seen.of([weights, grads], |[weights, grads]| {
+                    dispatch(WeightsAndGradients {
+                        weights,
+                        grads,
+                        scale: p.scale,
+                        lse: saved.lse[head * p.s + row].wide(),
+                        shared,
+                    });
                 });
-                weights[seen..].fill(T::default());
-                grads[seen..].fill(T::default());
             }
             let (weights, grads) = (Matrix::dense(&*weights, step), Matrix::dense(&*grads, step));
             gemm(
-                (&mut dv[..keys * p.dv], p.dv),
-                [keys, p.dv, count],
+                (&mut dv[from * p.dv..keys.end * p.dv], p.dv),
+                [len, p.dv, count],
                 weights.t(),
                 grad,
                 true,
                 Parallelism::None,
             )?;
             gemm(
-                (&mut dk[..keys * p.d], p.d),
-                [keys, p.d, count],
+                (&mut dk[from * p.d..keys.end * p.d], p.d),
+                [len, p.d, count],
                 grads.t(),
                 p.q.matrix(head, first),
                 true,
@@ -543,9 +576,9 @@ fn backward_head<T: Float>(
             )?;
             gemm(
                 (dq, p.d),
-                [count, p.d, keys],
+                [count, p.d, len],
                 grads,
-                p.keys(head),
+                p.keys(head, from),
                 false,
                 Parallelism::None,
             )?;

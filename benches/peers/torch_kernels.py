@@ -7,6 +7,7 @@ FlashAttention's. With `--rows DEVICE` it reads names of rows, one a line, and p
 that is what `anymesh bench` asks for.
 """
 
+import inspect
 import json
 import math
 import statistics
@@ -105,6 +106,60 @@ def attention(what, dtype, sizes):
     return f, name
 
 
+def packed_attention(what, dtype, sizes):
+    """The faster one of torch's kernel for packed sequences and compiled flex attention, within documents."""
+    b, heads, s, d = sizes
+    h, keys = heads if isinstance(heads, tuple) else (heads, heads)
+    lengths, i = [], 0
+    while sum(lengths) < s:
+        lengths.append(min((1 + i * 5 % 7) * (s // 32), s - sum(lengths)))
+        i += 1
+    backward = what.endswith("backward")
+
+    def varlen():
+        from torch.nn.attention.varlen import varlen_attn
+
+        q, grad = random(b * s, h, d, dtype=dtype), random(b * s, h, d, dtype=dtype)
+        k, v = random(b * s, keys, d, dtype=dtype), random(b * s, keys, d, dtype=dtype)
+        ends = torch.tensor([0] + lengths * b, device=WHERE).cumsum(0).to(torch.int32)
+        causal = {"is_causal": True} if "is_causal" in inspect.signature(varlen_attn).parameters else {"window_size": (-1, 0)}
+        longest = max(lengths)
+        return run([q, k, v], grad, lambda: varlen_attn(q, k, v, ends, ends, longest, longest, **causal))
+
+    def flex():
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        q, grad = random(b, h, s, d, dtype=dtype), random(b, h, s, d, dtype=dtype)
+        k, v = random(b, keys, s, d, dtype=dtype), random(b, keys, s, d, dtype=dtype)
+        ids = torch.arange(len(lengths), device=WHERE).repeat_interleave(torch.tensor(lengths, device=WHERE))
+
+        def same(batch, head, query, key):
+            return (ids[query] == ids[key]) & (query >= key)
+
+        mask = create_block_mask(same, None, None, s, s, device=WHERE)
+        compiled = torch.compile(flex_attention)
+        return run([q, k, v], grad, lambda: compiled(q, k, v, block_mask=mask, enable_gqa=keys != h))
+
+    def run(leaves, grad, forward):
+        if not backward:
+            forward()
+            return forward
+        for leaf in leaves:
+            leaf.requires_grad_()
+        out = forward()
+        return lambda: torch.autograd.grad(out, leaves, grad, retain_graph=True)
+
+    found = []
+    for name, make in (("varlen", varlen), ("flex", flex)):
+        try:
+            f = make()
+            found.append((timed(f, 5), f, name))
+        except (RuntimeError, ImportError, TypeError, ValueError) as error:
+            print(f"{name}: {error}"[:300], file=sys.stderr)
+    _, f, name = min(found, key=lambda row: row[0])
+    return f, name
+
+
 def adamw(sizes):
     layers, c, vocabulary, positions = sizes
     shapes = [(vocabulary, c), (positions, c), (c,), (c,)]
@@ -158,6 +213,8 @@ def peer(name):
     sizes = [tuple(map(int, part.split(":"))) if ":" in part else int(part) for part in last.split("x")]
     if op.startswith("grouped"):
         return grouped(op, dtype, sizes)
+    if op.startswith("attention packed"):
+        return packed_attention(op, dtype, sizes)
     if op.startswith("attention"):
         return attention(op, dtype, sizes)
     if op == "adamw":

@@ -33,14 +33,15 @@ fn part() -> Option<(usize, usize)> {
 
 fn every_op_on_the_device_equals_the_oracle(device: &Device) {
     let oracle = anymesh::device("eager:cpu").expect("the CPU backend is always there");
-    // A part of the names of ops, where only some are to be held.
+    // A part of `op detail`, where only some are to be held.
     let some = std::env::var("ANYMESH_CASES").unwrap_or_default();
     // And of those every nth, such as `3/8`: several processes share a suite that compiles much.
     let (own, of) = part().unwrap_or((0, 1));
     let seen = std::cell::Cell::new(0);
     let chosen = |case: &cases::Case| {
         let number = seen.replace(seen.get() + 1);
-        case.op.contains(&some) && number % of == own
+        let name = format!("{} {}", case.op, case.detail);
+        name.contains(&some) && number % of == own
     };
     let report = pollster::block_on(cases::run(device, &oracle, chosen, |_, _| ()));
     println!("{device}\n{report}");

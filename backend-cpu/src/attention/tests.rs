@@ -18,6 +18,7 @@ fn naive(call: &AttentionCall, [q, k, v]: [&[f64]; 3]) -> Naive {
         out: vec![],
         lse: vec![],
     };
+    let documents = (call.documents.as_ref()).map(|both| both.each_ref().map(values));
     for head in 0..qs[0] * qs[1] {
         for i in 0..s {
             let seen = if call.causal {
@@ -31,7 +32,14 @@ fn naive(call: &AttentionCall, [q, k, v]: [&[f64]; 3]) -> Naive {
                         .map(|e| q[(head * s + i) * d + e] * k[(head / group * t + j) * d + e])
                         .sum::<f64>()
             };
-            let exps: Vec<f64> = (0..seen).map(|j| score(j).exp()).collect();
+            let batch = head / qs[1];
+            let same = |j: usize| match &documents {
+                Some([queries, keys]) => queries[batch * s + i] == keys[batch * t + j],
+                None => true,
+            };
+            let exps: Vec<f64> = (0..seen)
+                .map(|j| if same(j) { score(j).exp() } else { 0.0 })
+                .collect();
             let sum: f64 = exps.iter().sum();
             result.lse.push(sum.ln());
             for e in 0..dv {
@@ -40,7 +48,7 @@ fn naive(call: &AttentionCall, [q, k, v]: [&[f64]; 3]) -> Naive {
                     .enumerate()
                     .map(|(j, w)| w / sum * v[(head / group * t + j) * dv + e])
                     .sum();
-                result.out.push(if seen == 0 { 0.0 } else { mix });
+                result.out.push(if sum == 0.0 { 0.0 } else { mix });
             }
         }
     }
@@ -54,6 +62,22 @@ const SHAPES: [(usize, usize, usize, usize, usize, usize, usize); 5] = [
     (1, 2, 2, 1, 7, 4, 4),
     (1, 1, 1, 150, 1000, 8, 8),
 ];
+
+/// Documents of queries and of keys: none, packed ones or mixed ones, some of which only one side has.
+fn documents(how: usize, queries: [usize; 2], keys: [usize; 2]) -> Option<[View; 2]> {
+    let number = |i: usize, len: usize, side: usize| match how {
+        1 => (i % len * 3 / len) as f64,
+        2 => ((i * 5 + i / 3) % 3) as f64 - 1.0,
+        _ => (i % 2 * 2 + side) as f64,
+    };
+    let view = |shape: [usize; 2], side| {
+        let ids: Vec<f64> = (0..shape[0] * shape[1])
+            .map(|i| number(i, shape[1], side))
+            .collect();
+        dense_view(&ids, DType::I32, shape)
+    };
+    (how > 0).then(|| [view(queries, 0), view(keys, 1)])
+}
 
 #[test]
 fn attention_equals_its_definition() {
@@ -73,6 +97,7 @@ fn attention_equals_its_definition() {
                         v: vs[(i + 2) % 4].clone(),
                         scale: 0.3,
                         causal,
+                        documents: documents(i, [b, s], [b, t]),
                         order: AttentionOrder::Heads,
                     };
                     let (out, lse) = attention(&call).expect("runs");
@@ -101,7 +126,7 @@ fn attention_equals_its_definition() {
 #[test]
 fn gradients_equal_differences() {
     for (b, hq, hk, s, t, d, dv) in SHAPES.into_iter().filter(|shape| shape.3 < 100) {
-        for causal in [false, true] {
+        for (causal, how) in [(false, 0), (true, 0), (false, 1), (true, 2)] {
             let sizes = [[b, hq, s, d], [b, hk, t, d], [b, hk, t, dv]];
             let data: Vec<Vec<f64>> = sizes
                 .iter()
@@ -117,6 +142,7 @@ fn gradients_equal_differences() {
                 v,
                 scale: 0.3,
                 causal,
+                documents: documents(how, [b, s], [b, t]),
                 order: AttentionOrder::Heads,
             };
             let (out, lse) = attention(&forward).expect("runs");
@@ -158,7 +184,7 @@ fn gradients_equal_differences() {
                     &read(&got[i], DType::F64),
                     &expected,
                     1e-7,
-                    &format!("gradient {i} of {sizes:?}, causal {causal}"),
+                    &format!("gradient {i} of {sizes:?}, causal {causal}, documents {how}"),
                 );
             }
         }
@@ -197,6 +223,7 @@ fn every_order_holds_the_same_values() {
             v,
             scale: 0.3,
             causal: true,
+            documents: None,
             order,
         };
         let (out, lse) = attention(&forward).expect("runs");

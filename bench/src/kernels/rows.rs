@@ -38,6 +38,10 @@ impl Bench<'_> {
                 for sizes in [[2, 32, 32, 8192, 128], [4, 32, 8, 2048, 128]] {
                     self.attention(sizes, DType::BF16)?;
                 }
+                self.attention([16, 12, 12, 1024, 64], DType::F32)?;
+                for sizes in [[16, 12, 12, 1024, 64], [2, 32, 32, 8192, 128]] {
+                    self.packed_attention(sizes, DType::BF16)?;
+                }
                 self.cross_entropy([16384, 50304], DType::BF16)?;
                 self.layer_norm([16384, 768], DType::BF16)?;
                 self.gelu([16384, 3072], DType::BF16)?;
@@ -60,6 +64,7 @@ impl Bench<'_> {
                 self.flat(1 << 24, "2^24")?;
                 self.maps(2048, DType::F32)?;
                 self.attention([2, 8, 8, 512, 64], DType::F32)?;
+                self.packed_attention([2, 8, 8, 512, 64], DType::F32)?;
                 self.cross_entropy([2048, 8192], DType::F32)?;
                 self.layer_norm([4096, 768], DType::F32)?;
                 self.gelu([2048, 3072], DType::F32)?;
@@ -71,6 +76,7 @@ impl Bench<'_> {
                 self.flat(64, "64")?;
                 self.maps(16, DType::F32)?;
                 self.attention([1, 4, 2, 16, 32], DType::BF16)?;
+                self.packed_attention([1, 4, 2, 32, 32], DType::BF16)?;
                 self.cross_entropy([8, 16], DType::BF16)?;
                 self.layer_norm([8, 16], DType::BF16)?;
                 self.gelu([8, 16], DType::BF16)?;
@@ -217,13 +223,52 @@ impl Bench<'_> {
 
     /// Causal attention, forward and backward: `batch x heads x length x size`, with `heads:heads of
     /// keys` where those are fewer. Only what the mask leaves is counted.
-    fn attention(&mut self, [b, h, keys, s, d]: [usize; 5], dtype: DType) -> Result<()> {
+    fn attention(&mut self, sizes: [usize; 5], dtype: DType) -> Result<()> {
+        let names = ["attention", "attention backward"];
+        let pairs = sizes[3] * sizes[3];
+        self.attend(names, sizes, dtype, pairs, AttentionOptions::causal())
+    }
+
+    /// The same within documents that are packed into sequences, about eight in each.
+    fn packed_attention(&mut self, sizes: [usize; 5], dtype: DType) -> Result<()> {
+        let names = ["attention packed", "attention packed backward"];
+        let [b, .., s, _] = sizes;
+        // Lengths that the peer's script has, too.
+        let (mut lengths, mut left) = (vec![], s);
+        for i in 0.. {
+            if left == 0 {
+                break;
+            }
+            let length = ((1 + i * 5 % 7) * (s / 32)).min(left);
+            lengths.push(length);
+            left -= length;
+        }
+        let ids: Vec<i32> = (lengths.iter().zip(0..))
+            .flat_map(|(length, id)| std::iter::repeat_n(id, *length))
+            .collect();
+        let documents = Tensor::from_slice(&ids.repeat(b), [b, s], self.device)?;
+        let options = AttentionOptions {
+            documents: Some([documents.clone(), documents]),
+            ..AttentionOptions::causal()
+        };
+        let pairs = lengths.iter().map(|length| length * length).sum();
+        self.attend(names, sizes, dtype, pairs, options)
+    }
+
+    /// Attention forward and backward, of so many pairs of positions before the causal mask.
+    fn attend(
+        &mut self,
+        ops: [&str; 2],
+        [b, h, keys, s, d]: [usize; 5],
+        dtype: DType,
+        pairs: usize,
+        options: AttentionOptions,
+    ) -> Result<()> {
         let heads = match keys == h {
             true => h.to_string(),
             false => format!("{h}:{keys}"),
         };
-        let names = ["attention", "attention backward"]
-            .map(|op| format!("{op} {dtype} {b}x{heads}x{s}x{d}"));
+        let names = ops.map(|op| format!("{op} {dtype} {b}x{heads}x{s}x{d}"));
         if !self.wants(&names) {
             return Ok(());
         }
@@ -235,8 +280,7 @@ impl Bench<'_> {
             self.normal(&[b, keys, s, d], dtype, 1)?,
             self.normal(&[b, keys, s, d], dtype, 2)?,
         );
-        let options = AttentionOptions::causal();
-        let flops = 2.0 * (b * h * s * s * d) as f64;
+        let flops = 2.0 * (b * h * pairs * d) as f64;
         self.long_row(&names[0], 0, flops, || {
             q.attention(&k, &v, &options)?;
             Ok(())

@@ -1,5 +1,7 @@
 //! Cases for attention and its gradient.
 
+mod documents;
+
 use super::{Cases, Fill, View, input, nn::FLOATS};
 use anymesh_core::{
     DType::{self, *},
@@ -282,6 +284,7 @@ pub(super) fn forward() -> Cases {
                                 causal,
                                 mask: Some(mask),
                                 scale: Some(0.3),
+                                documents: None,
                             },
                         )?;
                         out.extend([done.out, done.lse]);
@@ -302,6 +305,7 @@ pub(super) fn forward() -> Cases {
             Ok(vec![done.out, done.lse])
         });
     }
+    documents::forward(&mut cases);
     cases
 }
 
@@ -342,5 +346,6 @@ pub(super) fn backward() -> Cases {
             },
         );
     }
+    documents::backward(&mut cases);
     cases
 }

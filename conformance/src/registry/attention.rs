@@ -5,7 +5,7 @@ use super::{
     sample::{floats, small},
 };
 use anymesh_core::{
-    DType, Result, Tensor,
+    DType, Error, Result, Tensor,
     ops::{Attention, AttentionOptions, RopeStyle, attention::attention_backward},
 };
 use serde_json::json;
@@ -36,10 +36,16 @@ const STYLES: &[(&str, RopeStyle)] = &[
 ];
 
 pub(super) const ENTRIES: &[Entry] = &[
-    entry("attention", "q, k, v, mask?", OPTIONS, forward, forwards),
+    entry(
+        "attention",
+        "q, k, v, mask?, query_documents?, key_documents?",
+        OPTIONS,
+        forward,
+        forwards,
+    ),
     entry(
         "attention_backward",
-        "q, k, v, out, lse, grad, mask?",
+        "q, k, v, out, lse, grad, mask?, query_documents?, key_documents?",
         OPTIONS,
         backward,
         backwards,
@@ -75,10 +81,19 @@ pub(super) const ENTRIES: &[Entry] = &[
 ];
 
 fn options(c: &Call<'_>, mask: usize) -> Result<AttentionOptions> {
+    let documents = match (c.maybe(mask + 1), c.maybe(mask + 2)) {
+        (Some(queries), Some(keys)) => Some([queries.clone(), keys.clone()]),
+        (None, None) => None,
+        _ => {
+            let detail = "documents are of queries and of keys: one of both is missing";
+            return Err(Error::argument(c.op, "inputs", detail));
+        }
+    };
     Ok(AttentionOptions {
         scale: c.attrs.opt_float("scale")?,
         causal: c.attrs.bool("causal")?,
         mask: c.maybe(mask).cloned(),
+        documents,
     })
 }
 
@@ -117,11 +132,21 @@ fn seen(shape: &[usize]) -> Input {
     Input::new(DType::Bool, shape, Fill::Pick(&[1, 1, 1, 1, 0]))
 }
 
+/// One of a few documents for each position.
+fn documents(b: usize, len: usize) -> Input {
+    Input::new(DType::I32, &[b, len], Fill::Int { lo: 0, hi: 1 })
+}
+
 fn forwards(_: &'static str) -> Vec<Sample> {
     let masked = |mut inputs: Vec<Input>, mask| {
         inputs.push(mask);
         inputs
     };
+    let mut within = operands(2, 4, 2, 4, 6, 2, 3);
+    within.extend([documents(2, 4), documents(2, 6)]);
+    let within = Sample::new(within, json!({"causal": true})).without(3);
+    let mut both = masked(operands(2, 2, 1, 4, 4, 2, 3), small(&[4, 4]));
+    both.extend([documents(2, 4), documents(2, 4)]);
     [
         Sample::new(operands(3, 2, 2, 4, 4, 2, 1), json!({"causal": true})),
         // Two query heads for each key head, and more keys than queries.
@@ -140,6 +165,8 @@ fn forwards(_: &'static str) -> Vec<Sample> {
             masked(operands(1, 4, 4, 2, 3, 2, 2), small(&[4, 1, 3])),
             json!({}),
         ),
+        within,
+        Sample::new(both, json!({})),
     ]
     .map(|sample| sample.exact(false))
     .into()
@@ -157,6 +184,9 @@ fn backwards(_: &'static str) -> Vec<Sample> {
     };
     let mut masked = with_results(operands(1, 4, 4, 2, 3, 2, 2), &[1, 4, 2, 2]);
     masked.push(seen(&[2, 3]));
+    let mut within = with_results(operands(2, 4, 2, 4, 6, 2, 3), &[2, 4, 4, 3]);
+    within.extend([documents(2, 4), documents(2, 6)]);
+    let within = Sample::new(within, json!({"causal": true})).without(6);
     [
         Sample::new(
             with_results(operands(3, 2, 2, 4, 4, 2, 1), &[3, 2, 4, 1]),
@@ -175,6 +205,7 @@ fn backwards(_: &'static str) -> Vec<Sample> {
             json!({"causal": true}),
         ),
         Sample::new(masked, json!({})),
+        within,
     ]
     .map(|sample| sample.exact(false))
     .into()

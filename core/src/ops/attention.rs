@@ -26,8 +26,8 @@ use crate::{
 use heads::KeyHeads;
 use smallvec::{SmallVec, smallvec};
 
-/// The ops of this file. `g` query heads read each of the `h` key heads; the last operand is the
-/// mask. Where queries are cut, the gradients of keys and values are partial sums. The second way is
+/// The ops of this file. `g` query heads read each of the `h` key heads; the last operands are the
+/// mask and the documents of queries and of keys. Where queries are cut, the gradients of keys and values are partial sums. The second way is
 /// for query heads that are cut finer than there are key heads: each rank has all of those, and its
 /// queries read the ones that are theirs.
 pub const OPS: &[OpInfo] = &[FORWARD, BACKWARD];
@@ -35,16 +35,16 @@ pub const OPS: &[OpInfo] = &[FORWARD, BACKWARD];
 const FORWARD: OpInfo = OpInfo::new(
     "attention",
     RuleForm::Variants(&[
-        "b(hg)sd, bhtd, bhte, b(hg)st -> b(hg)se, b(hg)s ; replicate t d e",
-        "bqsd, bhtd, bhte, bqst -> bqse, bqs ; replicate h t d e",
+        "b(hg)sd, bhtd, bhte, b(hg)st, bs, bt -> b(hg)se, b(hg)s ; replicate t d e",
+        "bqsd, bhtd, bhte, bqst, bs, bt -> bqse, bqs ; replicate h t d e",
     ]),
 )
 .runs(&["expand"]);
 const BACKWARD: OpInfo = OpInfo::new(
     "attention_backward",
     RuleForm::Variants(&[
-        "b(hg)sd, bhtd, bhte, b(hg)se, b(hg)s, b(hg)se, b(hg)st -> b(hg)sd, bhtd, bhte ; replicate t d e ; reduce s g sum",
-        "bqsd, bhtd, bhte, bqse, bqs, bqse, bqst -> bqsd, bhtd, bhte ; replicate h t d e ; reduce s q sum",
+        "b(hg)sd, bhtd, bhte, b(hg)se, b(hg)s, b(hg)se, b(hg)st, bs, bt -> b(hg)sd, bhtd, bhte ; replicate t d e ; reduce s g sum",
+        "bqsd, bhtd, bhte, bqse, bqs, bqse, bqst, bs, bt -> bqsd, bhtd, bhte ; replicate h t d e ; reduce s q sum",
     ]),
 )
 .runs(&["expand"]);
@@ -59,6 +59,12 @@ pub struct AttentionOptions {
     /// Broadcasts to `[b, hq, s, t]`. A bool says which keys are seen; a float is added to the
     /// scores.
     pub mask: Option<Tensor>,
+    /// The document of each query `[b, s]` and of each key `[b, t]`, integers of one dtype: a query
+    /// sees keys of its own document. Unlike a mask it takes no memory for pairs, and pairs of
+    /// different documents cost next to nothing where those of a document lie together.
+    ///
+    /// Kernels compare 32 bits: documents in `i64` are for attention that is composed of other ops.
+    pub documents: Option<[Tensor; 2]>,
 }
 
 impl AttentionOptions {
@@ -102,7 +108,7 @@ impl Tensor {
     ) -> Result<Attention> {
         let q = self;
         let sizes = Sizes::check("attention", q, k, v, options)?;
-        let inputs = with_mask(&[q, k, v], options.mask.as_ref());
+        let inputs = with_sight(&[q, k, v], options);
         let run = || {
             sizes
                 .value(&inputs, options)
@@ -156,22 +162,22 @@ pub fn attention_backward(
     options: &AttentionOptions,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let sizes = Sizes::check_backward(q, k, v, forward, grad, options)?;
-    let inputs = with_mask(
-        &[q, k, v, &forward.out, &forward.lse, grad],
-        options.mask.as_ref(),
-    );
+    let inputs = with_sight(&[q, k, v, &forward.out, &forward.lse, grad], options);
     let run = || {
         sizes
             .backward_value(&inputs, options)
             .map(|(dq, dk, dv)| smallvec![dq, dk, dv])
     };
     let AttentionOptions { scale, causal, .. } = *options;
+    let has = Sight::of(options);
     // The gradient of the gradient is that of its steps.
     let mut out = recompute(sizes.op, &inputs, run, move |inputs| {
+        let (mask, documents) = has.split(&inputs[6..]);
         let options = AttentionOptions {
             scale,
             causal,
-            mask: inputs.get(6).cloned(),
+            mask: mask.cloned(),
+            documents,
         };
         let forward = Attention {
             out: inputs[3].clone(),
@@ -210,9 +216,79 @@ fn by_head(made: &Tensor, order: AttentionOrder) -> Tensor {
     }
 }
 
-/// The operands, with the mask where there is one.
-fn with_mask<'t>(tensors: &[&'t Tensor], mask: Option<&'t Tensor>) -> SmallVec<[&'t Tensor; 7]> {
-    tensors.iter().copied().chain(mask).collect()
+/// The operands, with those that say what is seen.
+fn with_sight<'t>(
+    tensors: &[&'t Tensor],
+    options: &'t AttentionOptions,
+) -> SmallVec<[&'t Tensor; 9]> {
+    (tensors.iter().copied())
+        .chain(&options.mask)
+        .chain(options.documents.iter().flatten())
+        .collect()
+}
+
+/// The mask and the documents as operands that may be missing.
+fn optional(options: &AttentionOptions) -> [Option<&Tensor>; 3] {
+    let [queries, keys] = match &options.documents {
+        Some([queries, keys]) => [Some(queries), Some(keys)],
+        None => [None, None],
+    };
+    [options.mask.as_ref(), queries, keys]
+}
+
+/// An error unless these are numbers of documents in this shape.
+pub(super) fn check_documents(
+    op: &'static str,
+    documents: &Tensor,
+    shape: [usize; 2],
+) -> Result<()> {
+    if documents.dtype().is_float() {
+        return Err(Error::DType {
+            op,
+            dtype: documents.dtype(),
+            expected: "documents by number",
+        });
+    }
+    if documents.dims() != shape {
+        let detail = format!(
+            "there is a document for each of {shape:?} positions, got {}",
+            documents.shape()
+        );
+        return Err(Error::shape(op, [documents], detail));
+    }
+    Ok(())
+}
+
+/// Which operands there are that say what is seen.
+#[derive(Clone, Copy)]
+struct Sight {
+    mask: bool,
+    documents: bool,
+}
+
+impl Sight {
+    fn of(options: &AttentionOptions) -> Self {
+        Self {
+            mask: options.mask.is_some(),
+            documents: options.documents.is_some(),
+        }
+    }
+
+    /// The mask and the documents, which are the last operands.
+    fn split<'t>(&self, operands: &'t [Tensor]) -> (Option<&'t Tensor>, Option<[Tensor; 2]>) {
+        let (mask, documents) = operands.split_at(usize::from(self.mask));
+        let documents = match documents {
+            [queries, keys] if self.documents => Some([queries.clone(), keys.clone()]),
+            _ => None,
+        };
+        (mask.first(), documents)
+    }
+
+    /// Documents of fewer keys.
+    fn first_keys(documents: [Tensor; 2], count: usize) -> Result<[Tensor; 2]> {
+        let [queries, keys] = documents;
+        Ok([queries, keys.narrow(1, 0, count)?])
+    }
 }
 
 /// The checked sizes of a problem.
@@ -297,6 +373,18 @@ impl Sizes {
                     [q, k, v, mask],
                     format!("the mask {} does not broadcast to {scores}", mask.shape()),
                 ));
+            }
+        }
+        if let Some([queries, keys]) = &options.documents {
+            same_device(op, &[q, queries, keys])?;
+            check_documents(op, queries, [batch, s])?;
+            check_documents(op, keys, [batch, t])?;
+            if keys.dtype() != queries.dtype() {
+                return Err(Error::DType {
+                    op,
+                    dtype: keys.dtype(),
+                    expected: "the dtype of the documents of queries",
+                });
             }
         }
         Ok(Self {
@@ -416,9 +504,13 @@ impl Sizes {
         self.backward(q, k, v, forward, grad, options)
     }
 
-    /// Whether a fused kernel may be asked for: it takes no masks and no empty operands.
+    /// Whether a fused kernel may be asked for: it takes no masks, no empty operands and no
+    /// documents whose numbers may not fit in 32 bits.
     fn can_fuse(&self, q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOptions) -> bool {
-        options.mask.is_none() && [q, k, v].iter().all(|x| x.numel() > 0)
+        let documents = options.documents.iter().flatten();
+        options.mask.is_none()
+            && [q, k, v].iter().all(|x| x.numel() > 0)
+            && documents.into_iter().all(|d| d.dtype() != DType::I64)
     }
 
     /// The call of the fused kernel.
@@ -430,6 +522,14 @@ impl Sizes {
         options: &AttentionOptions,
     ) -> Result<AttentionCall> {
         let (q, k, v) = (q.view()?, k.view()?, v.view()?);
+        let documents = match &options.documents {
+            // Only equal ones matter: as `i32`, those of `u32` are still equal or not.
+            Some([queries, keys]) => Some([
+                queries.cast(DType::I32)?.view()?,
+                keys.cast(DType::I32)?.view()?,
+            ]),
+            None => None,
+        };
         Ok(AttentionCall {
             op: self.op,
             order: AttentionOrder::of(&q, &k, &v),
@@ -438,6 +538,7 @@ impl Sizes {
             v,
             scale: self.scale,
             causal: options.causal,
+            documents,
         })
     }
 
@@ -446,14 +547,14 @@ impl Sizes {
         self.heads.checked_div(self.key_heads).unwrap_or(1)
     }
 
-    /// The mask in the shape of the scores.
+    /// The options with the mask in the shape of the scores.
     #[track_caller]
-    fn whole_mask(&self, options: &AttentionOptions) -> Result<Option<Tensor>> {
-        options
-            .mask
-            .as_ref()
-            .map(|mask| mask.expand([self.batch, self.heads, self.s, self.t]))
-            .transpose()
+    fn whole_mask(&self, options: &AttentionOptions) -> Result<AttentionOptions> {
+        let whole = |mask: &Tensor| mask.expand([self.batch, self.heads, self.s, self.t]);
+        Ok(AttentionOptions {
+            mask: options.mask.as_ref().map(whole).transpose()?,
+            ..options.clone()
+        })
     }
 
     /// How many keys the queries of a rank can see, and the options for its part of the problem:
@@ -462,19 +563,24 @@ impl Sizes {
         &self,
         l: &Local<'_>,
         options: &AttentionOptions,
-        mask: Option<&Tensor>,
+        sight: &[Tensor],
     ) -> Result<(usize, AttentionOptions)> {
         let seen = match l.part('s') {
             Some((range, s)) if options.causal => (range.end + self.t).saturating_sub(s),
             _ => self.t,
         };
+        let (mask, documents) = Sight::of(options).split(sight);
         let mask = mask.map(|mask| mask.narrow(3, 0, seen)).transpose()?;
+        let documents = documents
+            .map(|documents| Sight::first_keys(documents, seen))
+            .transpose()?;
         Ok((
             seen,
             AttentionOptions {
                 scale: Some(self.scale),
                 causal: options.causal,
                 mask,
+                documents,
             },
         ))
     }
@@ -504,9 +610,9 @@ impl Sizes {
         v: &Tensor,
         options: &AttentionOptions,
     ) -> Result<Attention> {
-        let mask = self.whole_mask(options)?;
+        let options = &self.whole_mask(options)?;
         let local = |l: &Local<'_>| {
-            let (seen, options) = self.part(l, options, l.inputs.get(3))?;
+            let (seen, options) = self.part(l, options, &l.inputs[3..])?;
             let heads = self.heads_of(l);
             let Attention { out, lse } = l[0].attention(
                 &heads.of(&l[1].narrow(2, 0, seen)?)?,
@@ -515,9 +621,9 @@ impl Sizes {
             )?;
             Ok(smallvec![out, lse])
         };
-        let mut out = Call::of(&FORWARD, &with_mask(&[q, k, v], mask.as_ref()))
+        let mut out = Call::of(&FORWARD, &with_sight(&[q, k, v], options))
             .variant(self.variant(q, k))
-            .optional(3, &[mask.as_ref()])
+            .optional(3, &optional(options))
             .run(local)?;
         Ok(Attention {
             lse: out.remove(1),
@@ -535,10 +641,10 @@ impl Sizes {
         grad: &Tensor,
         options: &AttentionOptions,
     ) -> Result<(Tensor, Tensor, Tensor)> {
-        let mask = self.whole_mask(options)?;
-        let tensors = with_mask(&[q, k, v, &forward.out, &forward.lse, grad], mask.as_ref());
+        let options = &self.whole_mask(options)?;
+        let tensors = with_sight(&[q, k, v, &forward.out, &forward.lse, grad], options);
         let local = |l: &Local<'_>| {
-            let (seen, options) = self.part(l, options, l.inputs.get(6))?;
+            let (seen, options) = self.part(l, options, &l.inputs[6..])?;
             let heads = self.heads_of(l);
             let forward = Attention {
                 out: l[3].clone(),
@@ -568,7 +674,7 @@ impl Sizes {
         };
         let mut out = Call::of(&BACKWARD, &tensors)
             .variant(self.variant(q, k))
-            .optional(6, &[mask.as_ref()])
+            .optional(6, &optional(options))
             .run(local)?;
         Ok((out.remove(0), out.remove(0), out.remove(0)))
     }

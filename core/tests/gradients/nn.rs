@@ -234,20 +234,29 @@ fn attention_has_the_gradient_of_its_steps_of_both_orders() -> Result<()> {
         waves(&[2, 2, 5, 3], 0.3)?,
     );
     let see = waves(&[3, 5], 1.1)?.gt(-0.5)?;
-    for (causal, mask) in [
-        (false, None),
-        (true, None),
-        (false, Some(waves(&[4, 1, 5], 0.9)?)),
-        (true, Some(see)),
+    let device = anymesh_backend_cpu::device();
+    let within = [
+        Tensor::from_slice(&[1, 0, 1, 2, 2, 3], [2, 3], &device)?,
+        Tensor::from_slice(&[1, 0, 0, 1, 1, 2, 2, 1, 3, 3], [2, 5], &device)?,
+    ];
+    for (causal, mask, documents) in [
+        (false, None, None),
+        (true, None, None),
+        (false, Some(waves(&[4, 1, 5], 0.9)?), None),
+        (true, Some(see), None),
+        (true, None, Some(within.clone())),
+        (false, Some(waves(&[4, 1, 5], 0.9)?), Some(within)),
     ] {
         let options = AttentionOptions {
             scale: Some(0.8),
             causal,
             mask,
+            documents,
         };
         let what = format!(
-            "causal {causal}, mask {:?}",
-            options.mask.as_ref().map(Tensor::type_string)
+            "causal {causal}, mask {:?}, documents {}",
+            options.mask.as_ref().map(Tensor::type_string),
+            options.documents.is_some()
         );
         for which in 0..3 {
             let with =
@@ -279,10 +288,21 @@ fn attention_has_the_gradient_of_its_steps_of_both_orders() -> Result<()> {
                 .as_ref()
                 .map(|m| m.to_mesh(&mesh, anymesh_core::Sharding::replicated()))
                 .transpose()?;
+            let documents = match &options.documents {
+                Some([queries, keys]) => Some([
+                    queries.to_mesh(&mesh, "[@dp, _]")?,
+                    keys.to_mesh(&mesh, "[_, _]")?,
+                ]),
+                None => None,
+            };
             let found = run(
                 &leaf,
                 [&there[0], &there[1], &there[2]],
-                &AttentionOptions { mask, ..options },
+                &AttentionOptions {
+                    mask,
+                    documents,
+                    ..options
+                },
                 false,
             )?;
             close(

@@ -108,6 +108,7 @@ fn shapes_that_do_not_fit_are_refused() {
         Shape "group_norm": floats(&[2, 4]).group_norm(2, &NormOptions::new().weight(&floats(&[2])));
         Shape "batch_norm": x.batch_norm(&floats(&[2]), &floats(&[3]), &NormOptions::new());
         Shape "attention": floats(&[1, 2, 3, 4]).attention(&floats(&[1, 2, 3, 5]), &floats(&[1, 2, 3, 4]), &AttentionOptions::default());
+        Shape "attention": floats(&[1, 2, 3, 4]).attention(&floats(&[1, 2, 5, 4]), &floats(&[1, 2, 5, 4]), &within(&ints(&[1, 3]), &ints(&[1, 3])));
         Shape "cross_entropy": x.cross_entropy(&ints(&[3]), &CrossEntropyOptions::default());
         Shape "mse_loss": x.mse_loss(&floats(&[3]), mean);
         Shape "cosine_embedding_loss": x.cosine_embedding_loss(&x, &floats(&[3]), 0.0, mean);
@@ -349,6 +350,8 @@ fn dtypes_without_meaning_are_refused() {
         DType "rms_norm": f.rms_norm(&NormOptions::new().weight(&ints(&[4])));
         DType "batch_norm": i.batch_norm(&floats(&[4]), &floats(&[4]), &NormOptions::new());
         DType "attention": ints(&[1, 1, 1, 1]).attention(&ints(&[1, 1, 1, 1]), &ints(&[1, 1, 1, 1]), &AttentionOptions::default());
+        DType "attention": floats(&[1, 1, 1, 1]).attention(&floats(&[1, 1, 1, 1]), &floats(&[1, 1, 1, 1]), &within(&floats(&[1, 1]), &floats(&[1, 1])));
+        DType "attention": floats(&[1, 1, 1, 1]).attention(&floats(&[1, 1, 1, 1]), &floats(&[1, 1, 1, 1]), &within(&ints(&[1, 1]), &bools(&[1, 1])));
         DType "cross_entropy": f.cross_entropy(&bools(&[2]), &CrossEntropyOptions::default());
         DType "cross_entropy": i.cross_entropy(&ints(&[2]), &CrossEntropyOptions::default());
         DType "nll_loss": f.nll_loss(&f, None, None, mean);
@@ -371,6 +374,14 @@ fn dtypes_without_meaning_are_refused() {
         DType "uniform": Tensor::uniform([2], 0.0, 1.0, DType::I32, &device(), Rng::new(1));
         DType "randint": Tensor::randint([2], 0, 2, DType::F32, &device(), Rng::new(1));
         DType "to_vec": f.to_vec::<f64>();
+    }
+}
+
+/// Attention within documents of queries and of keys.
+fn within(queries: &Tensor, keys: &Tensor) -> AttentionOptions {
+    AttentionOptions {
+        documents: Some([queries.clone(), keys.clone()]),
+        ..Default::default()
     }
 }
 
@@ -402,6 +413,7 @@ fn operands_on_different_devices_are_refused() {
         DeviceMismatch "batch_norm": x.batch_norm(&floats(&[4]), &there(&floats(&[4])), &NormOptions::new());
         DeviceMismatch "attention": q.attention(&q, &there(&q), &AttentionOptions::default());
         DeviceMismatch "attention": q.attention(&q, &q, &AttentionOptions { mask: Some(there(&bools(&[2, 2]))), ..Default::default() });
+        DeviceMismatch "attention": q.attention(&q, &q, &within(&ints(&[1, 2]), &there(&ints(&[1, 2]))));
         DeviceMismatch "cross_entropy": x.cross_entropy(&index, &options);
         DeviceMismatch "mse_loss": x.mse_loss(&y, LossReduction::None);
         DeviceMismatch "l1_loss": x.l1_loss(&y, LossReduction::Sum);

@@ -105,7 +105,8 @@ impl Form {
 
     fn attention(&mut self, call: &AttentionCall) {
         self.push(call.scale.to_bits());
-        self.push(u64::from(call.causal) << 8 | call.order as u64);
+        let flags = u64::from(call.documents.is_some()) << 1 | u64::from(call.causal);
+        self.push(flags << 8 | call.order as u64);
     }
 
     fn row(&mut self, mode: &RowOp) {

@@ -54,7 +54,7 @@ pub enum RowOp {
 }
 
 /// `softmax(q k^T * scale) v` with grouped heads: query head `h` reads key head `h / (hq / hk)`.
-/// All views `[batch, heads, length, size]`, any strides. A query that sees no key gives zeros,
+/// These views are `[batch, heads, length, size]`, any strides. A query that sees no key gives zeros,
 /// with a log-sum-exp of minus infinity.
 #[derive(Clone, Debug)]
 pub struct AttentionCall {
@@ -70,6 +70,9 @@ pub struct AttentionCall {
     pub scale: f64,
     /// Query `i` sees keys `0 ..= i + t - s`.
     pub causal: bool,
+    /// The document of each query `[b, s]` and of each key `[b, t]`, by number: `i32`, in any order
+    /// and of any strides. A query sees keys of its own document.
+    pub documents: Option<[View; 2]>,
     /// How results and gradients lie in memory.
     pub order: AttentionOrder,
 }
@@ -147,6 +150,20 @@ pub struct AttentionBackwardCall {
 }
 
 impl AttentionCall {
+    /// What it reads.
+    pub(super) fn views(&self) -> impl Iterator<Item = &View> {
+        [&self.q, &self.k, &self.v]
+            .into_iter()
+            .chain(self.documents.iter().flatten())
+    }
+
+    /// What it reads, to be changed.
+    pub(super) fn views_mut(&mut self) -> impl Iterator<Item = &mut View> {
+        [&mut self.q, &mut self.k, &mut self.v]
+            .into_iter()
+            .chain(self.documents.iter_mut().flatten())
+    }
+
     /// What its launch gives: the result and the log-sum-exps.
     pub(super) fn outputs(&self) -> OutputTypes {
         let (dtype, q) = (self.q.dtype, &self.q.layout.shape);

@@ -179,15 +179,10 @@ impl Kernel {
                 }
             }
             Kernel::RowProgram(call) => call.inputs.iter().collect(),
-            Kernel::Attention(call) => smallvec![&call.q, &call.k, &call.v],
-            Kernel::AttentionBackward(call) => smallvec![
-                &call.forward.q,
-                &call.forward.k,
-                &call.forward.v,
-                &call.out,
-                &call.lse,
-                &call.grad
-            ],
+            Kernel::Attention(call) => call.views().collect(),
+            Kernel::AttentionBackward(call) => (call.forward.views())
+                .chain([&call.out, &call.lse, &call.grad])
+                .collect(),
         };
         views.into_iter()
     }
@@ -231,17 +226,12 @@ impl Kernel {
                 }
             }
             Kernel::RowProgram(call) => call.inputs.iter_mut().collect(),
-            Kernel::Attention(call) => smallvec![&mut call.q, &mut call.k, &mut call.v],
+            Kernel::Attention(call) => call.views_mut().collect(),
             Kernel::AttentionBackward(call) => {
                 let call = &mut **call;
-                smallvec![
-                    &mut call.forward.q,
-                    &mut call.forward.k,
-                    &mut call.forward.v,
-                    &mut call.out,
-                    &mut call.lse,
-                    &mut call.grad
-                ]
+                (call.forward.views_mut())
+                    .chain([&mut call.out, &mut call.lse, &mut call.grad])
+                    .collect()
             }
         };
         views.into_iter()

@@ -116,7 +116,8 @@ fn touched(view: &View) -> f64 {
     bytes_of(view.dtype, distinct).min(view.buffer.bytes() as f64)
 }
 
-/// Pairs of query and key that see each other, and the sizes of keys and values.
+/// Pairs of query and key that see each other, and the sizes of keys and values. As if all were of
+/// one document: which are is data.
 fn attention(call: &AttentionCall) -> (f64, f64, f64) {
     let q: Vec<f64> = (0..4).map(|i| call.q.layout.shape[i] as f64).collect();
     let keys = call.k.layout.shape[2] as f64;

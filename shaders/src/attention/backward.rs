@@ -1,12 +1,14 @@
 //! The gradients for queries, keys and values, one launch each.
 
 use super::{
-    Bound, COLUMNS, Goal, How, OUTPUTS, PANEL, ROW_PITCH, ROWS, Sizes, THREADS, count, exp, head,
-    hopper, place, products, seen, share, sight, store, weigh, zeros,
+    Bound, Goal, How, OUTPUTS, Sizes, THREADS, bring, count,
+    documents::{columns_of, first_of},
+    documents_of, exp, head, hopper, place, products, seen, share, sight, store, weigh, zeros,
 };
 use crate::{
     CubeBackend, Memory,
     program::bind,
+    tile::address,
     words::{F4, U4},
 };
 use anymesh_kernel::{
@@ -16,7 +18,7 @@ use anymesh_kernel::{
     },
     map::Builder,
 };
-use cubecl::prelude::*;
+use cubecl::{prelude::*, server::Handle};
 use smallvec::{SmallVec, smallvec};
 
 /// Four values of a vector of `len`, from `first` on.
@@ -33,19 +35,34 @@ fn four(values: &[u32], base: usize, first: usize, len: usize) -> F4 {
     out
 }
 
-/// One of the three gradients. `stats` are the log-sum-exps of the queries, and for queries and
-/// keys `sum(grad * out)`.
+/// Two buffers of as many words, one behind the other.
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn join(first: &[u32], second: &[u32], out: &mut [u32], count: usize) {
+    let at = ABSOLUTE_POS;
+    if at < count {
+        out[at] = first[at];
+        out[count + at] = second[at];
+    }
+}
+
+/// One of the three gradients, or those for keys and values together: then there is another output.
+/// `stats` are the log-sum-exps of the queries, and for queries and keys `sum(grad * out)`: with
+/// documents behind them in one buffer, as WebGPU binds only so many.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn gradient(
     buffers: &Sequence<Box<[u32]>>,
     stats: &Sequence<Box<[u32]>>,
     out: &mut [u32],
+    other_out: &mut Sequence<Box<[u32]>>,
     numbers: &Sequence<usize>,
     scale: f32,
     #[comptime] how: How,
 ) {
-    let mut panel = Shared::<[F4]>::new_slice(PANEL);
-    let mut weights = Shared::<[F4]>::new_slice(comptime!(COLUMNS * ROW_PITCH));
+    let tile = comptime!(how.tile);
+    let (tall, wide, block_rows, columns) =
+        comptime!((tile.tall, tile.wide, tile.rows(), tile.columns()));
+    let mut panel = Shared::<[F4]>::new_slice(comptime!(tile.panel()));
+    let mut weights = Shared::<[F4]>::new_slice(comptime!(tile.weights()));
     let by_query = comptime!(how.goal == Goal::Query);
     let unit = UNIT_POS as usize;
     let (x, y) = (unit % 8usize, unit / 8usize);
@@ -55,15 +72,19 @@ fn gradient(
         *numbers.index(2usize),
         *numbers.index(3usize),
     );
-    let rows = if comptime!(by_query) { queries } else { keys };
-    let blocks = (rows + comptime!(ROWS - 1)) / ROWS;
+    let (rows, others) = if comptime!(by_query) {
+        (queries, keys)
+    } else {
+        (keys, queries)
+    };
+    let blocks = (rows + comptime!(block_rows - 1)) / block_rows;
     let block = CUBE_POS % blocks;
     // Late queries and early keys have most to do, so their cubes start first. Surplus cubes of the
     // grid repeat an earlier one.
     let row = if comptime!(by_query) {
-        (blocks - 1usize - block) * ROWS
+        (blocks - 1usize - block) * block_rows
     } else {
-        block * ROWS
+        block * block_rows
     };
     let line = CUBE_POS / blocks % *numbers.index(6usize);
     let own_heads = if comptime!(by_query) {
@@ -81,8 +102,6 @@ fn gradient(
     let v = head(numbers, batch, key_head, how.v.first, false, true);
     let (q_words, k_words) = (buffers.index(how.q.buffer), buffers.index(how.k.buffer));
     let (v_words, grad_words) = (buffers.index(how.v.buffer), buffers.index(how.grad.buffer));
-
-    let mut sums = zeros(comptime!(4 * how.groups));
     // A key's gradient gathers from all query heads that share it.
     let mut query_head = if comptime!(by_query) {
         own_head
@@ -94,17 +113,89 @@ fn gradient(
     } else {
         own_head * group + group
     };
-    let end = if comptime!(by_query) {
-        seen(row + ROWS, queries, keys, how.causal)
+    if comptime!(tile.held > 0) {
+        let at = comptime!(tile.own_at(1));
+        if comptime!(by_query) {
+            let q = head(numbers, batch, query_head, how.q.first, true, false);
+            let grad = head(numbers, batch, query_head, how.grad.first, true, true);
+            bring(
+                q_words,
+                &q,
+                row,
+                0usize,
+                &mut panel,
+                0usize,
+                block_rows,
+                how.q.dtype,
+                tile,
+            );
+            bring(
+                grad_words,
+                &grad,
+                row,
+                0usize,
+                &mut panel,
+                at,
+                block_rows,
+                how.grad.dtype,
+                tile,
+            );
+        } else {
+            bring(
+                k_words,
+                &k,
+                row,
+                0usize,
+                &mut panel,
+                0usize,
+                block_rows,
+                how.k.dtype,
+                tile,
+            );
+            if comptime!(how.goal == Goal::Key) {
+                bring(
+                    v_words,
+                    &v,
+                    row,
+                    0usize,
+                    &mut panel,
+                    at,
+                    block_rows,
+                    how.v.dtype,
+                    tile,
+                );
+            }
+        }
+    }
+    let mut end = if comptime!(by_query) {
+        seen(row + block_rows, queries, keys, how.causal)
     } else {
         queries
     };
     // The first query that sees the first key of the block, down to a whole tile.
-    let begin = if comptime!(!by_query && how.causal) {
-        (max(row + queries, keys) - keys) / COLUMNS * COLUMNS
+    let mut begin = if comptime!(!by_query && how.causal) {
+        (max(row + queries, keys) - keys) / columns * columns
     } else {
         0usize.runtime()
     };
+    let documents = buffers.index(comptime!(how.documents.unwrap_or(0)));
+    let mut own_documents = Array::<U4>::new(tall);
+    let mut their_documents = 0usize;
+    if comptime!(how.documents.is_some()) {
+        let at = first_of(batch, queries, keys, by_query);
+        their_documents = first_of(batch, queries, keys, comptime!(!by_query));
+        #[unroll]
+        for i in 0..tall {
+            let first = row + y * 4usize + comptime!(64 * i);
+            own_documents[i] = documents_of(documents, at, first, rows);
+        }
+        let sizes = (queries, keys);
+        let (first, last) = columns_of(documents, batch, row, sizes, block_rows, by_query);
+        begin = max(begin, first / columns * columns);
+        end = min(end, last);
+    }
+    let mut sums = zeros(comptime!(how.sums()));
+    let mut value_sums = zeros(comptime!(if how.both { how.sums() } else { 1 }));
     while query_head < last_head {
         let q = head(numbers, batch, query_head, how.q.first, true, false);
         let grad = head(numbers, batch, query_head, how.grad.first, true, true);
@@ -121,6 +212,8 @@ fn gradient(
                     column,
                     &mut panel,
                     comptime!((how.q.dtype, how.k.dtype)),
+                    0usize,
+                    tile,
                 )
             } else {
                 products(
@@ -132,9 +225,11 @@ fn gradient(
                     column,
                     &mut panel,
                     comptime!((how.k.dtype, how.q.dtype)),
+                    0usize,
+                    tile,
                 )
             };
-            let rises = if comptime!(how.goal == Goal::Query) {
+            let mut rises = if comptime!(how.goal == Goal::Query) {
                 products(
                     grad_words,
                     &grad,
@@ -144,6 +239,8 @@ fn gradient(
                     column,
                     &mut panel,
                     comptime!((how.grad.dtype, how.v.dtype)),
+                    1usize,
+                    tile,
                 )
             } else if comptime!(how.goal == Goal::Key) {
                 products(
@@ -155,52 +252,87 @@ fn gradient(
                     column,
                     &mut panel,
                     comptime!((how.v.dtype, how.grad.dtype)),
+                    1usize,
+                    tile,
                 )
             } else {
-                zeros(4usize)
+                zeros(1usize)
             };
-            let (own, other) = (row + y * 4usize, column + x * 4usize);
-            let lse = four(
-                stats.index(0usize),
-                base,
-                if comptime!(by_query) { own } else { other },
-                queries,
-            );
-            let mut mean = F4::new(0.0f32);
-            if comptime!(how.goal != Goal::Value) {
-                mean = four(
-                    stats.index(1usize),
-                    base,
-                    if comptime!(by_query) { own } else { other },
-                    queries,
+            #[unroll]
+            for i in 0..tall {
+                #[unroll]
+                for j in 0..wide {
+                    let own = row + y * 4usize + comptime!(64 * i);
+                    let other = column + x * 4usize + comptime!(32 * j);
+                    let query = if comptime!(by_query) { own } else { other };
+                    let lse = four(stats.index(0usize), base, query, queries);
+                    let mut mean = F4::new(0.0f32);
+                    if comptime!(how.goal != Goal::Value) {
+                        let (second, from) = if comptime!(how.documents.is_some()) {
+                            let lines = *numbers.index(6usize) / own_heads * heads;
+                            (stats.index(0usize), base + lines * queries)
+                        } else {
+                            (stats.index(1usize), base)
+                        };
+                        mean = four(second, from, query, queries);
+                    }
+                    let mut theirs = U4::new(0u32);
+                    if comptime!(how.documents.is_some()) {
+                        theirs = documents_of(documents, their_documents, other, others);
+                    }
+                    #[unroll]
+                    for c in 0..4usize {
+                        let at = comptime!((i * wide + j) * 4 + c);
+                        let crossing = U4::new((other + c) as u32);
+                        let (lse, mean, visible) = if comptime!(by_query) {
+                            (
+                                lse,
+                                mean,
+                                crossing.less_than(&sight(count(own), queries, keys, how.causal)),
+                            )
+                        } else {
+                            (
+                                F4::new(lse.extract(c)),
+                                F4::new(mean.extract(c)),
+                                count(own).less_than(&sight(crossing, queries, keys, how.causal)),
+                            )
+                        };
+                        let weight = exp(scores[at] * F4::new(scale) - lse, how.native);
+                        let mut weight = select_many(visible, weight, F4::new(0.0f32));
+                        if comptime!(how.documents.is_some()) {
+                            let same = own_documents[i].equal(&U4::new(theirs.extract(c)));
+                            weight = select_many(same, weight, F4::new(0.0f32));
+                        }
+                        if comptime!(how.goal != Goal::Value) {
+                            rises[at] = weight * (rises[at] - mean) * F4::new(scale);
+                        }
+                        scores[at] = weight;
+                    }
+                }
+            }
+            if comptime!(how.goal == Goal::Value || how.both) {
+                share(&mut weights, &scores, tile);
+                sync_cube();
+                let sums = if comptime!(how.both) {
+                    &mut value_sums
+                } else {
+                    &mut sums
+                };
+                weigh(
+                    &weights,
+                    grad_words,
+                    &grad,
+                    column,
+                    &mut panel,
+                    sums,
+                    how.grad.dtype,
+                    how,
                 );
             }
-            #[unroll]
-            for c in 0..4usize {
-                let crossing = U4::new((other + c) as u32);
-                let (lse, mean, visible) = if comptime!(by_query) {
-                    (
-                        lse,
-                        mean,
-                        crossing.less_than(&sight(count(own), queries, keys, how.causal)),
-                    )
-                } else {
-                    (
-                        F4::new(lse.extract(c)),
-                        F4::new(mean.extract(c)),
-                        count(own).less_than(&sight(crossing, queries, keys, how.causal)),
-                    )
-                };
-                let weight = exp(scores[c] * F4::new(scale) - lse, how.native);
-                let slope = if comptime!(how.goal == Goal::Value) {
-                    weight
-                } else {
-                    weight * (rises[c] - mean) * F4::new(scale)
-                };
-                scores[c] = select_many(visible, slope, F4::new(0.0f32));
+            if comptime!(how.goal != Goal::Value) {
+                share(&mut weights, &rises, tile);
+                sync_cube();
             }
-            share(&mut weights, &scores);
-            sync_cube();
             if comptime!(how.goal == Goal::Query) {
                 weigh(
                     &weights,
@@ -223,19 +355,8 @@ fn gradient(
                     how.q.dtype,
                     how,
                 );
-            } else {
-                weigh(
-                    &weights,
-                    grad_words,
-                    &grad,
-                    column,
-                    &mut panel,
-                    &mut sums,
-                    how.grad.dtype,
-                    how,
-                );
             }
-            column += COLUMNS;
+            column += columns;
         }
         query_head += 1usize;
     }
@@ -244,8 +365,25 @@ fn gradient(
     } else {
         *numbers.index(4usize)
     };
-    let place = place(numbers, batch, own_head, 0usize);
-    store(out, &sums, place, row, rows, features, how);
+    let at = place(numbers, batch, own_head, 0usize);
+    store(out, &sums, at, row, rows, features, how);
+    if comptime!(how.both) {
+        let at = place(numbers, batch, own_head, 1usize);
+        let features = *numbers.index(5usize);
+        if comptime!(how.apart) {
+            store(
+                other_out.index_mut(0usize),
+                &value_sums,
+                at,
+                row,
+                rows,
+                features,
+                how,
+            );
+        } else {
+            store(out, &value_sums, at, row, rows, features, how);
+        }
+    }
 }
 
 impl CubeBackend {
@@ -253,32 +391,48 @@ impl CubeBackend {
         let forward = &call.forward;
         let lse = self.dense(&call.lse, DType::F32)?;
         let dtypes = [call.grad.dtype, call.out.dtype];
+        let documents = self.documents(forward)?;
         if self.hopper && hopper::fits(forward) && dtypes == [forward.q.dtype; 2] {
-            return self.hopper_gradients(call, crate::memory(&lse)?);
+            return self.hopper_gradients(call, crate::memory(&lse)?, documents.as_ref());
         }
         let mean = self.mean_rise(call)?;
-        let stats =
-            [crate::memory(&lse)?, mean.get::<Memory>()?].map(|m| (m.handle.clone(), m.bytes));
+        let (lse, mean) = (crate::memory(&lse)?, mean.get::<Memory>()?);
+        let joined = match documents {
+            Some(_) => Some(self.joined(lse, mean, call.lse.layout.shape.numel())?),
+            None => None,
+        };
+        let stats: SmallVec<[(Handle, usize); 2]> = match &joined {
+            Some(both) => smallvec![(both.handle.clone(), both.bytes)],
+            None => (&[lse, mean].map(|m| (m.handle.clone(), m.bytes))[..]).into(),
+        };
         let goals = [
             (Goal::Query, &forward.q),
             (Goal::Key, &forward.k),
             (Goal::Value, &forward.v),
         ];
+        let packed = forward.order == AttentionOrder::Packed;
         let mut made: SmallVec<[(Memory, DType, DType, usize); 3]> = smallvec![];
         for (goal, operand) in goals {
-            let bound = Bound::new(
+            let mut bound = Bound::new(
                 forward,
                 [&call.grad, &forward.q],
                 goal,
+                documents.as_ref(),
                 operand.dtype,
-                self.native,
+                self.able(),
             )?;
+            if goal == Goal::Value && made.len() == 3 {
+                break;
+            }
+            bound.how.apart = !packed;
             // Where gradients share a buffer, all write to the first one's.
-            if made.is_empty() || forward.order != AttentionOrder::Packed {
+            let first = if packed { 0 } else { made.len() };
+            let outputs = if bound.how.both && !packed { 2 } else { 1 };
+            while made.len() < first + outputs {
                 let out = self.alloc(bound.how.stored, bound.elements)?;
                 made.push((out, bound.how.stored, operand.dtype, bound.elements));
             }
-            let (out, ..) = &made[made.len() - 1];
+            let others = made[first + 1..].iter().map(|(out, ..)| crate::arg(out, 4));
             let stats = if goal == Goal::Value {
                 &stats[..1]
             } else {
@@ -294,11 +448,15 @@ impl CubeBackend {
                     bound.address,
                     bound.inputs(),
                     bind(stats, 4),
-                    crate::arg(out, 4),
+                    crate::arg(&made[first].0, 4),
+                    others.collect(),
                     bound.numbers(),
                     forward.scale as f32,
                     bound.how,
                 );
+            }
+            if packed && bound.how.both {
+                break;
             }
         }
         made.into_iter()
@@ -306,9 +464,33 @@ impl CubeBackend {
             .collect()
     }
 
+    /// Two buffers of `count` floats as one.
+    fn joined(&self, first: &Memory, second: &Memory, count: usize) -> Result<Memory> {
+        let both = self.alloc(DType::F32, 2 * count)?;
+        // SAFETY: guarded by the count, which both have.
+        unsafe {
+            join::launch_unchecked(
+                &self.client,
+                crate::cubes(count, 256),
+                CubeDim::new_1d(256),
+                address(&[&both], DType::F32, &[]),
+                crate::arg(first, 4),
+                crate::arg(second, 4),
+                crate::arg(&both, 4),
+                count,
+            );
+        }
+        Ok(both)
+    }
+
     /// The gradients on Hopper's tensor cores: that for queries, and those for keys and values in one
     /// launch, or in one each where heads are wide.
-    fn hopper_gradients(&self, call: &AttentionBackwardCall, lse: &Memory) -> Result<Buffers> {
+    fn hopper_gradients(
+        &self,
+        call: &AttentionBackwardCall,
+        lse: &Memory,
+        documents: Option<&Memory>,
+    ) -> Result<Buffers> {
         let (forward, dtype) = (&call.forward, call.forward.q.dtype);
         let sizes = Sizes::new(forward);
         let packed = forward.order == AttentionOrder::Packed;
@@ -329,7 +511,8 @@ impl CubeBackend {
             }
             // Values are bound even where they are not read, so that places are the same.
             let laid = if goal == Goal::Value { Goal::Key } else { goal };
-            let mut bound = Bound::new(forward, [&grad, &out], laid, dtype, self.native)?;
+            let (read, able) = ([&grad, &out], self.able());
+            let mut bound = Bound::new(forward, read, laid, documents, dtype, able)?;
             let how = hopper::How::new(goal, &bound.how, sizes.size, packed);
             if goal == Goal::Value {
                 bound.numbers.drain(OUTPUTS..OUTPUTS + 4);

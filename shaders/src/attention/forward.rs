@@ -1,8 +1,9 @@
 //! The result and its log-sum-exps, with the softmax running along.
 
 use super::{
-    Bound, COLUMNS, Goal, How, LOWEST, PANEL, ROW_PITCH, ROWS, Sizes, THREADS, count, exp, head,
-    hopper, place, products, seen, share, sight, store, weigh, zeros,
+    Bound, Goal, How, LOWEST, Sizes, THREADS, bring, count,
+    documents::{columns_of, first_of},
+    documents_of, exp, head, hopper, place, products, seen, share, sight, store, weigh, zeros,
 };
 use crate::{
     CubeBackend, math,
@@ -26,8 +27,12 @@ fn forward(
     nothing: f32,
     #[comptime] how: How,
 ) {
-    let mut panel = Shared::<[F4]>::new_slice(PANEL);
-    let mut weights = Shared::<[F4]>::new_slice(comptime!(COLUMNS * ROW_PITCH));
+    let tile = comptime!(how.tile);
+    let (tall, wide, rows, columns) =
+        comptime!((tile.tall, tile.wide, tile.rows(), tile.columns()));
+    let free = comptime!(tile.free_at());
+    let mut panel = Shared::<[F4]>::new_slice(comptime!(tile.panel()));
+    let mut weights = Shared::<[F4]>::new_slice(comptime!(tile.weights()));
     let unit = UNIT_POS as usize;
     let (x, y) = (unit % 8usize, unit / 8usize);
     let (heads, queries, keys, features) = (
@@ -36,10 +41,10 @@ fn forward(
         *numbers.index(3usize),
         *numbers.index(5usize),
     );
-    let blocks = (queries + comptime!(ROWS - 1)) / ROWS;
+    let blocks = (queries + comptime!(rows - 1)) / rows;
     // The last queries see most keys, so their cubes start first. Surplus cubes of the grid repeat
     // an earlier one.
-    let row = (blocks - 1usize - CUBE_POS % blocks) * ROWS;
+    let row = (blocks - 1usize - CUBE_POS % blocks) * rows;
     let line = CUBE_POS / blocks % *numbers.index(6usize);
     let (batch, query_head, key_head) = (
         line / heads,
@@ -54,13 +59,46 @@ fn forward(
         buffers.index(how.k.buffer),
         buffers.index(how.v.buffer),
     );
+    if comptime!(tile.held > 0) {
+        bring(
+            q_words,
+            &q,
+            row,
+            0usize,
+            &mut panel,
+            0usize,
+            rows,
+            how.q.dtype,
+            tile,
+        );
+    }
 
-    let sight = sight(count(row + y * 4usize), queries, keys, how.causal);
-    let mut top = F4::new(LOWEST);
-    let mut total = F4::new(0.0f32);
-    let mut sums = zeros(comptime!(4 * how.groups));
-    let end = seen(row + ROWS, queries, keys, how.causal);
+    let documents = buffers.index(comptime!(how.documents.unwrap_or(0)));
+    let mut sights = Array::<U4>::new(tall);
+    let mut own = Array::<U4>::new(tall);
+    let mut top = Array::<F4>::new(tall);
+    let mut total = zeros(tall);
+    let mut end = seen(row + rows, queries, keys, how.causal);
     let mut column = 0usize;
+    let mut of_keys = 0usize;
+    #[unroll]
+    for i in 0..tall {
+        let first = row + y * 4usize + comptime!(64 * i);
+        sights[i] = sight(count(first), queries, keys, how.causal);
+        top[i] = F4::new(LOWEST);
+        if comptime!(how.documents.is_some()) {
+            let of_queries = first_of(batch, queries, keys, true);
+            own[i] = documents_of(documents, of_queries, first, queries);
+        }
+    }
+    if comptime!(how.documents.is_some()) {
+        of_keys = first_of(batch, queries, keys, false);
+        let sizes = (queries, keys);
+        let (first, last) = columns_of(documents, batch, row, sizes, rows, true);
+        column = first / columns * columns;
+        end = min(end, last);
+    }
+    let mut sums = zeros(comptime!(how.sums()));
     while column < end {
         let mut scores = products(
             q_words,
@@ -71,44 +109,67 @@ fn forward(
             column,
             &mut panel,
             comptime!((how.q.dtype, how.k.dtype)),
+            0usize,
+            tile,
         );
-        let mut reached = F4::new(LOWEST);
         #[unroll]
-        for c in 0..4usize {
-            let visible = U4::new((column + x * 4usize + c) as u32).less_than(&sight);
-            scores[c] *= F4::new(scale);
-            reached = math::binary(
-                reached,
-                select_many(visible, scores[c], F4::new(LOWEST)),
-                Binary::Max,
-            );
-        }
-        panel[unit] = reached;
-        sync_cube();
-        let mut new_top = top;
-        #[unroll]
-        for other in 0..8usize {
-            new_top = math::binary(new_top, panel[y * 8usize + other], Binary::Max);
-        }
-        let shrink = exp(top - new_top, how.native);
-        top = new_top;
-        total *= shrink;
-        #[unroll]
-        for c in 0..4usize {
-            let visible = U4::new((column + x * 4usize + c) as u32).less_than(&sight);
-            let weight = select_many(visible, exp(scores[c] - top, how.native), F4::new(0.0f32));
-            total += weight;
-            scores[c] = weight;
-        }
-        share(&mut weights, &scores);
-        #[unroll]
-        for r in 0..4usize {
+        for i in 0..tall {
+            let mut reached = F4::new(LOWEST);
             #[unroll]
-            for g in 0..how.groups {
-                let at = comptime!(r * how.groups + g);
-                sums[at] *= F4::new(shrink.extract(r));
+            for j in 0..wide {
+                let first = column + x * 4usize + comptime!(32 * j);
+                let mut theirs = U4::new(0u32);
+                if comptime!(how.documents.is_some()) {
+                    theirs = documents_of(documents, of_keys, first, keys);
+                }
+                #[unroll]
+                for c in 0..4usize {
+                    let at = comptime!((i * wide + j) * 4 + c);
+                    let visible = U4::new((first + c) as u32).less_than(&sights[i]);
+                    let mut score =
+                        select_many(visible, scores[at] * F4::new(scale), F4::new(LOWEST));
+                    if comptime!(how.documents.is_some()) {
+                        let same = own[i].equal(&U4::new(theirs.extract(c)));
+                        score = select_many(same, score, F4::new(LOWEST));
+                    }
+                    scores[at] = score;
+                    reached = math::binary(reached, score, Binary::Max);
+                }
+            }
+            panel[free + unit * tall + i] = reached;
+        }
+        sync_cube();
+        #[unroll]
+        for i in 0..tall {
+            let mut new_top = top[i];
+            #[unroll]
+            for other in 0..8usize {
+                let reached = panel[free + (y * 8usize + other) * tall + i];
+                new_top = math::binary(new_top, reached, Binary::Max);
+            }
+            let shrink = exp(top[i] - new_top, how.native);
+            top[i] = new_top;
+            total[i] *= shrink;
+            // Of a query that has seen nothing all scores are the lowest, and weights are nothing.
+            let blind = new_top.equal(&F4::new(LOWEST));
+            let base = select_many(blind, F4::new(0.0f32), new_top);
+            #[unroll]
+            for c in 0..comptime!(4 * wide) {
+                let at = comptime!(i * wide * 4 + c);
+                let weight = exp(scores[at] - base, how.native);
+                total[i] += weight;
+                scores[at] = weight;
+            }
+            #[unroll]
+            for r in 0..4usize {
+                #[unroll]
+                for g in 0..how.groups {
+                    let at = comptime!((i * 4 + r) * how.groups + g);
+                    sums[at] *= F4::new(shrink.extract(r));
+                }
             }
         }
+        share(&mut weights, &scores, tile);
         sync_cube();
         weigh(
             &weights,
@@ -120,25 +181,37 @@ fn forward(
             how.v.dtype,
             how,
         );
-        column += COLUMNS;
+        column += columns;
     }
     // Each thread summed the weights of its own columns.
-    panel[unit] = total;
-    sync_cube();
-    let mut total = F4::new(0.0f32);
     #[unroll]
-    for other in 0..8usize {
-        total += panel[y * 8usize + other];
+    for i in 0..tall {
+        panel[free + unit * tall + i] = total[i];
     }
-    let empty = total.equal(&F4::new(0.0f32));
-    let divisor = select_many(empty, F4::new(1.0f32), total);
+    sync_cube();
+    let mut logs = Array::<F4>::new(tall);
     #[unroll]
-    for r in 0..4usize {
+    for i in 0..tall {
+        let mut total = F4::new(0.0f32);
         #[unroll]
-        for g in 0..how.groups {
-            let at = comptime!(r * how.groups + g);
-            sums[at] /= F4::new(divisor.extract(r));
+        for other in 0..8usize {
+            total += panel[free + (y * 8usize + other) * tall + i];
         }
+        let empty = total.equal(&F4::new(0.0f32));
+        let divisor = select_many(empty, F4::new(1.0f32), total);
+        #[unroll]
+        for r in 0..4usize {
+            #[unroll]
+            for g in 0..how.groups {
+                let at = comptime!((i * 4 + r) * how.groups + g);
+                sums[at] /= F4::new(divisor.extract(r));
+            }
+        }
+        logs[i] = select_many(
+            empty,
+            F4::new(nothing),
+            top[i] + math::unary(divisor, Unary::Log),
+        );
     }
     store(
         out,
@@ -149,17 +222,13 @@ fn forward(
         features,
         how,
     );
-    let logs = select_many(
-        empty,
-        F4::new(nothing),
-        top + math::unary(divisor, Unary::Log),
-    );
     if x == 0usize {
         #[unroll]
-        for r in 0..4usize {
-            let at = row + y * 4usize + r;
+        for r in 0..comptime!(4 * tall) {
+            let at = row + y * 4usize + comptime!(r / 4 * 64 + r % 4);
             if at < queries {
-                put::<u32, f32>(lse, line * queries + at, logs.extract(r), DType::F32);
+                let log = logs[comptime!(r / 4)].extract(comptime!(r % 4));
+                put::<u32, f32>(lse, line * queries + at, log, DType::F32);
             }
         }
     }
@@ -168,7 +237,15 @@ fn forward(
 impl CubeBackend {
     pub(crate) fn run_attention(&self, call: &AttentionCall) -> Result<[Buffer; 2]> {
         let sizes = Sizes::new(call);
-        let bound = Bound::new(call, [&call.q; 2], Goal::Result, call.q.dtype, self.native)?;
+        let documents = self.documents(call)?;
+        let bound = Bound::new(
+            call,
+            [&call.q; 2],
+            Goal::Result,
+            documents.as_ref(),
+            call.q.dtype,
+            self.able(),
+        )?;
         let out = self.alloc(bound.how.stored, bound.elements)?;
         let lse = self.alloc(DType::F32, sizes.batch * sizes.heads * sizes.queries)?;
         if self.hopper && hopper::fits(call) {

@@ -1,18 +1,19 @@
 //! Attention and its gradients without the matrix of scores ever being in memory.
 //!
-//! A cube of 128 threads has 64 rows (queries, or keys for their gradients) and walks over the
-//! other side in tiles of 32 columns. A tile's scores are a product of panels in shared memory,
-//! each thread holding 4 by 4 of them; turned into weights they go to shared memory, from where
-//! they weigh the rows of values that the result sums. Softmax runs along: a new maximum rescales
+//! A cube of 128 threads has some rows (queries, or keys for their gradients) and walks over the
+//! other side in tiles of columns. A tile's scores are a product of panels in shared memory, each
+//! thread holding 4 by 4 of them, or up to 8 by 8 where there is room for larger tiles; turned into
+//! weights they go to shared memory, from where they weigh the rows of values that the result sums. Softmax runs along: a new maximum rescales
 //! what was summed before. Gradients need no atomics: each cube owns its rows of the result and
 //! computes the scores again, so results are the same bits every time.
 
 mod backward;
+mod documents;
 mod forward;
 mod hopper;
 
 use crate::{
-    Memory, math,
+    CubeBackend, Memory, math,
     program::{bind, wrap},
     tile::{Matrix, address, distinct, duty, fetch, put_row},
     words::{F4, U4},
@@ -26,18 +27,10 @@ use cubecl::prelude::*;
 
 /// Threads of a cube: 16 groups of four rows by 8 groups of four columns.
 const THREADS: u32 = 128;
-/// Rows of a cube.
-const ROWS: usize = 64;
-/// Columns of a tile.
-const COLUMNS: usize = 32;
-/// Steps of a panel along the size of a head.
-const DEPTH: usize = 16;
-/// Vectors from one step or column to the next, in panels and weights of rows; the odd ones keep
-/// threads off the same banks.
-const ROW_PITCH: usize = ROWS / 4 + 1;
-const COLUMN_PITCH: usize = COLUMNS / 4 + 1;
-/// Vectors of the shared memory that panels, maxima and values take turns in.
-const PANEL: usize = DEPTH * (ROW_PITCH + COLUMN_PITCH);
+/// The widest head that is held in large tiles.
+const LARGE: usize = 64;
+/// Shared memory that large tiles want.
+const LARGE_ROOM: usize = 100 << 10;
 /// Less than any score, and finite: infinities must not be subtracted from each other.
 const LOWEST: f32 = -3.0e38;
 /// Where outputs are among the numbers: offset and strides of batches, heads and rows of each.
@@ -65,11 +58,112 @@ enum Goal {
     Value,
 }
 
+/// What a cube works on at a time, and where it is in shared memory: a panel has the rows of a cube and
+/// the columns of a tile, each along some steps of the size of a head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Tile {
+    /// Fours of rows of a thread.
+    tall: usize,
+    /// Fours of columns of a thread.
+    wide: usize,
+    /// Steps of a panel.
+    depth: usize,
+    /// Operands whose rows stay in the panel for all tiles; where there are none, rows come with the
+    /// columns, step by step.
+    held: usize,
+}
+
+impl Tile {
+    /// The tile for a goal and heads of this size: large ones where there is room for them.
+    fn new(goal: Goal, size: usize, room: usize) -> Self {
+        if size > LARGE || room < LARGE_ROOM {
+            return Self {
+                tall: 1,
+                wide: 1,
+                depth: 16,
+                held: 0,
+            };
+        }
+        let (tall, held) = match goal {
+            Goal::Result => (2, 1),
+            Goal::Query | Goal::Key => (1, 2),
+            Goal::Value => (1, 1),
+        };
+        Self {
+            tall,
+            wide: 2,
+            depth: size.next_multiple_of(16),
+            held,
+        }
+    }
+
+    /// Rows of a cube.
+    fn rows(self) -> usize {
+        64 * self.tall
+    }
+
+    /// Columns of a tile.
+    fn columns(self) -> usize {
+        32 * self.wide
+    }
+
+    /// Vectors from one step or column to the next, in panels and weights of rows; the odd ones keep
+    /// threads off the same banks.
+    fn row_pitch(self) -> usize {
+        self.rows() / 4 + 1
+    }
+
+    fn column_pitch(self) -> usize {
+        self.columns() / 4 + 1
+    }
+
+    /// Vectors of an operand's rows.
+    fn own(self) -> usize {
+        self.depth * self.row_pitch()
+    }
+
+    /// Where the rows of an operand are in the panel.
+    fn own_at(self, operand: usize) -> usize {
+        operand * self.own()
+    }
+
+    /// Where the columns are.
+    fn columns_at(self) -> usize {
+        self.held.max(1) * self.own()
+    }
+
+    /// Where values and maxima are: they take turns with what is not held.
+    fn free_at(self) -> usize {
+        self.held * self.own()
+    }
+
+    /// Vectors of the panel.
+    fn panel(self) -> usize {
+        self.columns_at() + self.depth * self.column_pitch()
+    }
+
+    /// Vectors of the weights.
+    fn weights(self) -> usize {
+        self.columns() * self.row_pitch()
+    }
+
+    /// Vectors of scores of a thread.
+    fn scores(self) -> usize {
+        4 * self.tall * self.wide
+    }
+}
+
 /// What a launch is specialised on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct How {
     goal: Goal,
+    tile: Tile,
+    /// Whether the gradients for values come with those for keys, and whether in a buffer of their own.
+    both: bool,
+    apart: bool,
     causal: bool,
+    /// Where the documents are among the buffers.
+    documents: Option<usize>,
     /// Whether the device's own `exp` is accurate.
     native: bool,
     q: Operand,
@@ -89,12 +183,14 @@ struct How {
 impl How {
     /// Columns whose values fit in the panel at once.
     fn batch(&self) -> usize {
-        let most = COLUMNS / self.groups;
-        if most.is_power_of_two() {
-            most
-        } else {
-            most.next_power_of_two() / 2
-        }
+        let most = (self.tile.panel() - self.tile.free_at()) / (8 * self.groups);
+        let most = 1 << most.ilog2();
+        most.min(self.tile.columns())
+    }
+
+    /// Vectors of a thread's sums.
+    fn sums(&self) -> usize {
+        4 * self.tile.tall * self.groups
     }
 }
 
@@ -130,8 +226,34 @@ fn head(
     }
 }
 
-/// The thread's 4 by 4 products of 64 rows of `a` and 32 rows of `b`: for each column a vector of
-/// rows.
+/// Brings some steps of rows from `row` on to the panel.
+#[cube]
+fn bring(
+    words: &[u32],
+    matrix: &Matrix,
+    row: usize,
+    step: usize,
+    panel: &mut [F4],
+    #[comptime] at: usize,
+    #[comptime] rows: usize,
+    #[comptime] dtype: DType,
+    #[comptime] tile: Tile,
+) {
+    let (fours, depth) = comptime!((rows / 4, tile.depth));
+    let all = comptime!(fours * depth);
+    #[unroll]
+    for part in 0..comptime!(all.div_ceil(THREADS as usize)) {
+        let number = UNIT_POS as usize + comptime!(part * THREADS as usize);
+        if comptime!((part + 1) * THREADS as usize <= all) || number < all {
+            let (s, four) = duty(number, fours, depth, true);
+            panel[at + s * comptime!(fours + 1) + four] =
+                fetch::<u32, f32>(words, matrix, row + four * 4usize, step + s, dtype);
+        }
+    }
+}
+
+/// The thread's products of the cube's rows of `a` and a tile's of `b`: for each four of its rows and
+/// each of its columns a vector of rows. Where rows are held, `operand` says which.
 #[cube]
 fn products(
     a_words: &[u32],
@@ -142,51 +264,65 @@ fn products(
     column: usize,
     panel: &mut [F4],
     #[comptime] dtypes: (DType, DType),
+    #[comptime] operand: usize,
+    #[comptime] tile: Tile,
 ) -> Array<F4> {
     let unit = UNIT_POS as usize;
     let (x, y) = (unit % 8usize, unit / 8usize);
-    let mut sums = Array::<F4>::new(4usize);
-    #[unroll]
-    for c in 0..4usize {
-        sums[c] = F4::new(0.0f32);
-    }
+    let (tall, wide) = comptime!((tile.tall, tile.wide));
+    let (row_pitch, column_pitch) = comptime!((tile.row_pitch(), tile.column_pitch()));
+    let rows_at = comptime!(if tile.held > 0 {
+        tile.own_at(operand)
+    } else {
+        0
+    });
+    let columns_at = comptime!(tile.columns_at());
+    let mut sums = zeros(comptime!(tile.scores()));
     let mut step = 0usize;
     while step < a.depth {
-        #[unroll]
-        for half in 0..2usize {
-            let (s, four) = duty(
-                unit + comptime!(half * THREADS as usize),
-                comptime!(ROWS / 4),
-                DEPTH,
-                true,
-            );
-            panel[s * ROW_PITCH + four] =
-                fetch::<u32, f32>(a_words, a, row + four * 4usize, step + s, dtypes.0);
+        if comptime!(tile.held == 0) {
+            let rows = comptime!(tile.rows());
+            bring(a_words, a, row, step, panel, 0usize, rows, dtypes.0, tile);
         }
-        let (s, four) = duty(unit, comptime!(COLUMNS / 4), DEPTH, true);
-        panel[comptime!(DEPTH * ROW_PITCH) + s * COLUMN_PITCH + four] =
-            fetch::<u32, f32>(b_words, b, column + four * 4usize, step + s, dtypes.1);
+        let columns = comptime!(tile.columns());
+        bring(
+            b_words, b, column, step, panel, columns_at, columns, dtypes.1, tile,
+        );
         sync_cube();
-        for four in 0..comptime!(DEPTH / 4) {
+        for four in 0..comptime!(tile.depth / 4) {
             #[unroll]
             for s in 0..4usize {
-                let rows = panel[(four * 4usize + s) * ROW_PITCH + y];
-                let columns =
-                    panel[comptime!(DEPTH * ROW_PITCH) + (four * 4usize + s) * COLUMN_PITCH + x];
+                let s = four * 4usize + s;
                 #[unroll]
-                for c in 0..4usize {
-                    sums[c] += rows * F4::new(columns.extract(c));
+                for j in 0..wide {
+                    let columns = panel[columns_at + s * column_pitch + x + comptime!(8 * j)];
+                    #[unroll]
+                    for i in 0..tall {
+                        let rows = panel[rows_at + s * row_pitch + y + comptime!(16 * i)];
+                        #[unroll]
+                        for c in 0..4usize {
+                            sums[comptime!((i * wide + j) * 4 + c)] +=
+                                rows * F4::new(columns.extract(c));
+                        }
+                    }
                 }
             }
         }
         sync_cube();
-        step += DEPTH;
+        step += comptime!(tile.depth);
     }
     sums
 }
 
-/// Adds the rows of `b` from `column` on, weighted, to the thread's part of the result: four rows
-/// of `groups` vectors of features.
+/// The column of a tile whose weights are at this place: columns of a thread lie apart, so that threads
+/// are off the same banks when they write them.
+#[cube]
+fn column_at(place: usize) -> usize {
+    place / 32usize * 32usize + place % 8usize * 4usize + place % 32usize / 8usize
+}
+
+/// Adds the rows of `b` from `column` on, weighted, to the thread's part of the result: its rows of
+/// `groups` vectors of features.
 #[cube]
 fn weigh(
     weights: &[F4],
@@ -201,6 +337,13 @@ fn weigh(
     let unit = UNIT_POS as usize;
     let (x, y) = (unit % 8usize, unit / 8usize);
     let (width, batch, groups) = comptime!((8 * how.groups, how.batch(), how.groups));
+    let (columns, tall, pitch, at) = comptime!((
+        how.tile.columns(),
+        how.tile.tall,
+        how.tile.row_pitch(),
+        how.tile.free_at()
+    ));
+    let together = comptime!(batch.min(4));
     let features = Matrix {
         start: b.start,
         rows: b.depth,
@@ -209,29 +352,37 @@ fn weigh(
         depth_stride: b.row_stride,
     };
     let mut first = 0usize;
-    while first < COLUMNS {
+    while first < columns {
         #[unroll]
         for part in 0..comptime!((width * batch).div_ceil(THREADS as usize)) {
-            let at = unit + comptime!(part * THREADS as usize);
-            if at < comptime!(width * batch) {
-                panel[at] = fetch::<u32, f32>(
+            let number = unit + comptime!(part * THREADS as usize);
+            if comptime!((part + 1) * THREADS as usize <= width * batch) || number < width * batch {
+                panel[at + number] = fetch::<u32, f32>(
                     b_words,
                     &features,
-                    at % width * 4usize,
-                    column + first + at / width,
+                    number % width * 4usize,
+                    column + column_at(first + number / width),
                     dtype,
                 );
             }
         }
         sync_cube();
-        for c in 0..batch {
-            let weight = weights[(first + c) * ROW_PITCH + y];
+        for some in 0..comptime!(batch / together) {
             #[unroll]
-            for g in 0..groups {
-                let value = panel[c * width + x + comptime!(8 * g)];
+            for c in 0..together {
+                let c = some * together + c;
                 #[unroll]
-                for r in 0..4usize {
-                    sums[comptime!(r * groups + g)] += F4::new(weight.extract(r)) * value;
+                for i in 0..tall {
+                    let weight = weights[(first + c) * pitch + y + comptime!(16 * i)];
+                    #[unroll]
+                    for g in 0..groups {
+                        let value = panel[at + c * width + x + comptime!(8 * g)];
+                        #[unroll]
+                        for r in 0..4usize {
+                            sums[comptime!((i * 4 + r) * groups + g)] +=
+                                F4::new(weight.extract(r)) * value;
+                        }
+                    }
                 }
             }
         }
@@ -240,13 +391,22 @@ fn weigh(
     }
 }
 
-/// Puts the thread's 4 by 4 weights where all threads can read them.
+/// Puts the thread's weights where all threads can read them.
 #[cube]
-fn share(weights: &mut [F4], values: &Array<F4>) {
+fn share(weights: &mut [F4], values: &Array<F4>, #[comptime] tile: Tile) {
     let unit = UNIT_POS as usize;
+    let (tall, wide, pitch) = comptime!((tile.tall, tile.wide, tile.row_pitch()));
     #[unroll]
-    for c in 0..4usize {
-        weights[(unit % 8usize * 4usize + c) * ROW_PITCH + unit / 8usize] = values[c];
+    for i in 0..tall {
+        #[unroll]
+        for j in 0..wide {
+            #[unroll]
+            for c in 0..4usize {
+                let place = comptime!(32 * j + 8 * c) + unit % 8usize;
+                weights[place * pitch + unit / 8usize + comptime!(16 * i)] =
+                    values[comptime!((i * wide + j) * 4 + c)];
+            }
+        }
     }
 }
 
@@ -306,6 +466,17 @@ fn seen(end: usize, queries: usize, keys: usize, #[comptime] causal: bool) -> us
     }
 }
 
+/// Documents of four rows from `first` on, which begin `at` their place and of which there are `len`.
+#[cube]
+fn documents_of(documents: &[u32], at: usize, first: usize, len: usize) -> U4 {
+    let mut out = U4::empty();
+    #[unroll]
+    for l in 0..4usize {
+        out.insert(l, documents[at + min(first + l, len - 1usize)]);
+    }
+    out
+}
+
 /// Where a head of the output of this number begins, and from a row of it to the next.
 #[cube]
 fn place(
@@ -338,8 +509,8 @@ fn store(
     let unit = UNIT_POS as usize;
     let (base, stride) = at;
     #[unroll]
-    for r in 0..4usize {
-        let at = row + unit / 8usize * 4usize + r;
+    for r in 0..comptime!(4 * how.tile.tall) {
+        let at = row + unit / 8usize * 4usize + comptime!(r / 4 * 64 + r % 4);
         if at < rows {
             #[unroll]
             for g in 0..how.groups {
@@ -454,8 +625,9 @@ impl<'a> Bound<'a> {
         call: &'a AttentionCall,
         [grad, out]: [&'a View; 2],
         goal: Goal,
+        documents: Option<&'a Memory>,
         dtype: DType,
-        native: bool,
+        (native, room): (bool, usize),
     ) -> Result<Self> {
         let sizes = Sizes::new(call);
         let (rows, lines, features) = sizes.of(goal);
@@ -466,7 +638,7 @@ impl<'a> Bound<'a> {
             Goal::Query => [&call.q, &call.k, &call.v, grad, out],
             Goal::Key => [&call.q, &call.k, &call.v, grad, &call.q],
         };
-        let (buffers, places) = distinct(views)?;
+        let (mut buffers, places) = distinct(views)?;
         let (elements, place) = sizes.place(goal, call.order);
         let smallest = views
             .iter()
@@ -474,6 +646,7 @@ impl<'a> Bound<'a> {
             .min_by_key(|d| d.size())
             .unwrap_or(DType::F32);
         let address = address(&buffers, smallest, &[elements]);
+        buffers.extend(documents);
         let mut numbers = vec![
             sizes.heads,
             sizes.heads / sizes.key_heads,
@@ -510,9 +683,14 @@ impl<'a> Bound<'a> {
         }
         let whole = features.is_multiple_of(4);
         let stored = if whole { dtype } else { DType::F32 };
+        let tile = Tile::new(goal, sizes.size.max(sizes.value_size), room);
         let how = How {
             goal,
+            tile,
+            both: goal == Goal::Key && tile.held > 0 && sizes.size == sizes.value_size,
+            apart: false,
             causal: call.causal,
+            documents: documents.map(|_| buffers.len() - 1),
             native,
             q,
             k,
@@ -527,7 +705,7 @@ impl<'a> Bound<'a> {
             buffers,
             numbers,
             address,
-            count: crate::cubes(rows.div_ceil(ROWS) * lines, 1),
+            count: crate::cubes(rows.div_ceil(tile.rows()) * lines, 1),
             how,
             elements,
         })
@@ -546,5 +724,13 @@ impl<'a> Bound<'a> {
 
     fn numbers(&self) -> SequenceArg<usize> {
         self.numbers.iter().copied().collect()
+    }
+}
+
+impl CubeBackend {
+    /// Whether the device's own functions are accurate, and how much memory a cube can share.
+    fn able(&self) -> (bool, usize) {
+        let room = self.client.properties().hardware.max_shared_memory_size;
+        (self.native, room)
     }
 }

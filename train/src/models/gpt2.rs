@@ -276,7 +276,7 @@ impl Stack for Gpt2 {
         } = *reads;
         let count = tokens.length()?;
         super::check_length(from + count, self.config.n_positions)?;
-        let attend = tokens.attend(self.context)?;
+        let attend = tokens.attend(self.context);
         let x = match stream {
             Some(stream) => stream.clone(),
             None => {

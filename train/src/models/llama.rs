@@ -379,7 +379,7 @@ impl<M: FeedForward> Stack for Llama<M> {
         };
         let attend = Attend {
             rope: Some(rope),
-            ..tokens.attend(self.context)?
+            ..tokens.attend(self.context)
         };
         let x = match stream {
             Some(stream) => stream.clone(),

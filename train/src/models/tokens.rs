@@ -2,7 +2,7 @@
 
 use crate::{
     Error, Result,
-    nn::{Attend, Context, is_cut, same_document},
+    nn::{Attend, Context},
     pipeline::on_mesh,
 };
 use anymesh_core::{Mesh, Tensor, ops::SequenceOrder};
@@ -61,22 +61,15 @@ impl Tokens {
     }
 
     /// What causal attention of all layers has in common.
-    pub(crate) fn attend(&self, context: Context) -> Result<Attend> {
-        let mut attend = Attend {
+    pub(crate) fn attend(&self, context: Context) -> Attend {
+        Attend {
             causal: true,
             mask: self.mask.clone(),
             documents: self.documents.clone(),
             order: self.order,
             context: context.attention,
             ..Attend::default()
-        };
-        // Where the sequence is whole, one mask is made for all layers.
-        let whole = !is_cut(&self.ids, 1) && self.order == SequenceOrder::Straight;
-        if let (true, None, Some(documents)) = (whole, &self.mask, &self.documents) {
-            attend.mask = Some(same_document(documents)?);
-            attend.documents = None;
         }
-        Ok(attend)
     }
 
     /// Texts as rows of a tensor, cut over `dp`, whose tokens are on every rank.

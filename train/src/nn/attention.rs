@@ -46,7 +46,8 @@ pub struct Attend {
     /// Broadcasts to `[b, heads, s, t]`; a bool says which keys are seen.
     pub mask: Option<Tensor>,
     /// The document of each position, `[b, s]`: positions see those of their own. Unlike a
-    /// [mask](same_document) it needs no memory for pairs of positions where the sequence is cut.
+    /// [mask](same_document) it needs no memory for pairs of positions, and no time for those of
+    /// different documents.
     pub documents: Option<Tensor>,
     /// The order that the sequence is in.
     pub order: SequenceOrder,
@@ -139,24 +140,40 @@ pub fn attend(
     }
     let out = match long {
         true => context::across([&q, &k, &v], heads, options)?,
-        false => attend_whole([&q, &k, &v], &context::with_documents(options)?)?,
+        false => attend_whole([&q, &k, &v], options)?,
     };
     let width = heads.queries * heads.size;
     Ok(out.transpose(1, 2)?.reshape([b, s, width])?)
 }
 
-/// Attention of `[b, heads, s, size]` in straight order, whose documents are a part of the mask.
+/// Attention of `[b, heads, s, size]` in straight order.
 #[track_caller]
 pub(super) fn attend_whole([q, k, v]: [&Tensor; 3], options: &Attend) -> Result<Tensor> {
     if let Some(dropout) = options.dropout {
-        return with_dropout([q, k, v], options, dropout);
+        return with_dropout([q, k, v], &with_documents(options)?, dropout);
     }
+    let documents = options.documents.as_ref();
     let seen = AttentionOptions {
         causal: options.causal,
         mask: options.mask.clone(),
+        documents: documents.map(|own| [own.clone(), own.clone()]),
         scale: None,
     };
     Ok(q.attention(k, v, &seen)?.out)
+}
+
+/// The options with documents as a part of the mask.
+#[track_caller]
+fn with_documents(options: &Attend) -> Result<Attend> {
+    let mut options = options.clone();
+    if let Some(documents) = options.documents.take() {
+        let same = same_document(&documents)?;
+        options.mask = Some(match &options.mask {
+            None => same,
+            Some(mask) => mask.logical_and(&same)?,
+        });
+    }
+    Ok(options)
 }
 
 /// Attention out of its parts, some of whose weights are dropped.

@@ -100,6 +100,7 @@ fn values_and_gradients_are_those_of_one_device() -> Result<()> {
                             .transpose()
                             .expect("a mask"),
                         scale: None,
+                        documents: None,
                     };
                     Ok(q.attention(k, v, &options)?.out)
                 })?;

@@ -44,17 +44,18 @@ fn places(x: &Tensor, dim: usize, range: &Range<usize>) -> Result<Tensor> {
 
 impl Queries {
     fn options(&self, keys: &Keys, look: &Look) -> Result<AttentionOptions> {
-        let mask = match (&self.documents, &keys.documents) {
-            (Some(own), Some(theirs)) => Some(same_document(
-                &places(own, 1, &look.queries)?,
-                &places(theirs, 1, &look.keys)?,
-            )?),
+        let documents = match (&self.documents, &keys.documents) {
+            (Some(own), Some(theirs)) => Some([
+                places(own, 1, &look.queries)?,
+                places(theirs, 1, &look.keys)?,
+            ]),
             _ => None,
         };
         Ok(AttentionOptions {
             scale: Some(self.scale),
             causal: look.causal,
-            mask,
+            mask: None,
+            documents,
         })
     }
 
@@ -116,12 +117,6 @@ impl Queries {
             lse: put(&seen.lse, &both.lse)?,
         })
     }
-}
-
-/// Whether queries and keys are of the same document: `[b, 1, s, t]`.
-pub(super) fn same_document(queries: &Tensor, keys: &Tensor) -> Result<Tensor> {
-    let rows = queries.unsqueeze(1)?.unsqueeze(3)?;
-    rows.eq(&keys.unsqueeze(1)?.unsqueeze(2)?)
 }
 
 /// A tensor with other places of dimension 2 in a range.

@@ -1,6 +1,6 @@
 //! Attention over a sequence that is cut over ranks: in a ring, or with the keys gathered.
 
-use super::{Attention, AttentionOptions, Sizes, blocks::same_document, order::SequenceOrder};
+use super::{Attention, AttentionOptions, Sizes, check_documents, order::SequenceOrder};
 use crate::{
     Error, NoGradient, Result, Sharding, Tensor,
     grad::{Back, Pulled, is_recording, record},
@@ -201,22 +201,7 @@ impl Long {
         }
         options.order.check(sizes.s)?;
         if let Some(documents) = &options.documents {
-            if documents.dtype().is_float() {
-                return Err(Error::DType {
-                    op,
-                    dtype: documents.dtype(),
-                    expected: "documents by number",
-                });
-            }
-            if documents.dims() != [sizes.batch, sizes.s] {
-                let detail = format!(
-                    "there is a document for each of [{}, {}] positions, got {}",
-                    sizes.batch,
-                    sizes.s,
-                    documents.shape()
-                );
-                return Err(Error::shape(op, [q, documents], detail));
-            }
+            check_documents(op, documents, [sizes.batch, sizes.s])?;
         }
         Ok(Self {
             info,
@@ -233,10 +218,10 @@ impl Long {
     /// Of a sequence that is whole: attention as it always is, in straight order.
     #[track_caller]
     fn whole(&self, [q, k, v]: [&Tensor; 3], documents: Option<&Tensor>) -> Result<Tensor> {
-        let mask = match documents {
+        let documents = match documents {
             Some(documents) => {
                 let documents = documents.from_order(1, self.order)?;
-                Some(same_document(&documents, &documents)?)
+                Some([documents.clone(), documents])
             }
             None => None,
         };
@@ -244,7 +229,8 @@ impl Long {
         let options = AttentionOptions {
             scale: Some(self.sizes.scale),
             causal: self.causal,
-            mask,
+            mask: None,
+            documents,
         };
         let out = straight(q)?.attention(&straight(k)?, &straight(v)?, &options)?;
         out.out.in_order(2, self.order)

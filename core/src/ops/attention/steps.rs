@@ -53,8 +53,15 @@ impl Sizes {
                 .reshape(self.score_shape())
         };
         let mask = options.mask.as_ref().map(spread).transpose()?;
+        let (of_queries, of_keys) = match &options.documents {
+            Some([queries, keys]) => (
+                Some(queries.reshape([self.batch, 1, 1, self.s, 1])?),
+                Some(keys.reshape([self.batch, 1, 1, 1, self.t])?),
+            ),
+            None => (None, None),
+        };
         let expr = Expr::new(self.op, &[&products])
-            .maybe(&[mask.as_ref()])
+            .maybe(&[mask.as_ref(), of_queries.as_ref(), of_keys.as_ref()])
             .params(&[self.scale]);
         let behind = Affine {
             offset: self.t as i64 - self.s as i64,
@@ -72,6 +79,10 @@ impl Sizes {
                 Some(mask) if mask.kind() == Kind::Bool => mask.select(score, hidden),
                 Some(mask) => score + mask,
                 None => score,
+            };
+            let score = match (a.maybe[1], a.maybe[2]) {
+                (Some(query), Some(key)) => query.eq(key).select(score, hidden),
+                _ => score,
             };
             a.i.first()
                 .map_or(score, |behind| behind.ge(0).select(score, hidden))

@@ -152,6 +152,7 @@ fn the_causal_mask_is_aligned_to_the_last_query_and_key() {
                 causal: true,
                 scale: Some(0.5),
                 mask: None,
+                documents: None,
             },
             &expected,
         );
@@ -180,6 +181,7 @@ fn queries_that_see_no_key_give_zeros() {
             causal: true,
             scale: Some(0.5),
             mask: None,
+            documents: None,
         },
         &expected,
     );
@@ -205,6 +207,7 @@ fn masks_broadcast_over_heads_and_queries() {
             mask: Some(mask),
             scale: Some(1.0),
             causal: false,
+            documents: None,
         },
         &expected,
     );
@@ -219,6 +222,7 @@ fn masks_broadcast_over_heads_and_queries() {
             mask: Some(tensor(&added, &[4, 3, 5])),
             scale: Some(1.0),
             causal: false,
+            documents: None,
         },
         &expected,
     );
@@ -267,6 +271,7 @@ fn gradients_agree_with_finite_differences() {
             causal,
             scale: None,
             mask,
+            documents: None,
         };
         let grad = values(sizes.h * sizes.s * sizes.dv, -1.0, 1.0, 4);
         let [q, k, v] = problem.tensors();

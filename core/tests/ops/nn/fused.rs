@@ -39,6 +39,17 @@ impl Fused {
         Ok(view.layout.positions().map(|p| all[p]).collect())
     }
 
+    fn numbers(&self, view: &View) -> Result<Vec<i32>> {
+        assert_eq!(view.dtype, DType::I32);
+        let last = view.layout.positions().max().unwrap_or(0);
+        let bytes = wait(self.download(&view.buffer, 0..(last + 1) * 4))?;
+        let all: Vec<i32> = bytes
+            .chunks(4)
+            .map(|b| i32::from_le_bytes(b.try_into().expect("4 bytes")))
+            .collect();
+        Ok(view.layout.positions().map(|p| all[p]).collect())
+    }
+
     fn write(&self, values: &[f64]) -> Result<Buffer> {
         self.upload(
             &values
@@ -57,6 +68,10 @@ impl Fused {
             panic!("rank 4")
         };
         let (mut p, mut lse) = (vec![], vec![]);
+        let documents = match &call.documents {
+            Some([queries, keys]) => Some((self.numbers(queries)?, self.numbers(keys)?)),
+            None => None,
+        };
         for row in 0..b * h * s {
             let (n, head, i) = (row / (h * s), row / s % h, row % s);
             let key = n * hk + head / (h / hk);
@@ -68,7 +83,10 @@ impl Fused {
             };
             let scores: Vec<f64> = (0..t)
                 .map(|j| {
-                    if call.causal && j + s > i + t {
+                    let apart = |(queries, keys): &(Vec<i32>, Vec<i32>)| {
+                        queries[n * s + i] != keys[n * t + j]
+                    };
+                    if call.causal && j + s > i + t || documents.as_ref().is_some_and(apart) {
                         f64::NEG_INFINITY
                     } else {
                         score(j)
@@ -367,9 +385,22 @@ fn fused_attention_equals_the_decomposition_and_is_not_asked_for_masks() {
         .and_then(|q| q.transpose(1, 2))
         .expect("a view");
     let grad = on(&device, &[2, 4, 3, 7], 4);
-    for causal in [false, true] {
+    // Every query sees a key of its own document.
+    let number =
+        |ids: &[i32], len: usize| Tensor::from_slice(ids, [2, len], &device).expect("fits");
+    let within = [
+        number(&[1, 0, 1, 4, 4, 3], 3),
+        number(&[1, 0, 0, 0, 1, 1, 3, 4, 4, 4, 2, 3], 6),
+    ];
+    for (causal, documents) in [
+        (false, None),
+        (true, None),
+        (false, Some(within.clone())),
+        (true, Some(within)),
+    ] {
         let options = AttentionOptions {
             causal,
+            documents,
             ..Default::default()
         };
         let (fused, parts) = (
@@ -385,7 +416,7 @@ fn fused_attention_equals_the_decomposition_and_is_not_asked_for_masks() {
             assert_close(&actual, &read(&expected), 1e-12);
         }
     }
-    assert_eq!(calls.load(Ordering::Relaxed), 4);
+    assert_eq!(calls.load(Ordering::Relaxed), 8);
     let mask = Some(
         Tensor::from_slice(&[true, false, true, true, true, true], [6], &device).expect("fits"),
     );
@@ -398,7 +429,7 @@ fn fused_attention_equals_the_decomposition_and_is_not_asked_for_masks() {
         },
     )
     .expect("valid");
-    assert_eq!(calls.load(Ordering::Relaxed), 4);
+    assert_eq!(calls.load(Ordering::Relaxed), 8);
 }
 
 #[test]

@@ -7,6 +7,7 @@ const CAUSAL: AttentionOptions = AttentionOptions {
     scale: None,
     causal: true,
     mask: None,
+    documents: None,
 };
 
 #[test]

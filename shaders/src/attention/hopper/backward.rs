@@ -7,7 +7,7 @@
 mod rows;
 mod small;
 
-use super::{How, STAGES, barrier, bring_rows, head, piece_of, share, stride, turn};
+use super::{How, STAGES, barrier, bring_rows, head, piece_of, share, span_of, stride, turn};
 use crate::{
     attention::Goal,
     hopper::{
@@ -77,7 +77,12 @@ fn pieces(numbers: &Sequence<usize>, #[comptime] how: How) -> (usize, usize) {
 
 /// A piece of this number. Late queries and early keys have most to do, so they come first.
 #[cube]
-fn piece(numbers: &Sequence<usize>, number: usize, #[comptime] how: How) -> Piece {
+fn piece(
+    buffers: &Sequence<Box<[u32]>>,
+    numbers: &Sequence<usize>,
+    number: usize,
+    #[comptime] how: How,
+) -> Piece {
     let by_query = comptime!(how.goal == Goal::Query);
     let (heads, group, queries, keys, size) = (
         *numbers.index(0usize),
@@ -126,6 +131,23 @@ fn piece(numbers: &Sequence<usize>, number: usize, #[comptime] how: How) -> Piec
             queries,
         )
     };
+    let mut begin = begin;
+    let mut end = end;
+    if comptime!(how.documents.is_some()) {
+        let mut first = end;
+        let mut last = 0usize;
+        #[unroll]
+        for group in 0..comptime!(how.groups) {
+            let at = min(row + comptime!(64 * group), own_rows - 1usize);
+            let span = span_of(buffers, numbers, batch, at, how);
+            if span.first < span.end {
+                first = min(first, span.first);
+                last = max(last, span.end);
+            }
+        }
+        begin = max(begin, first / columns * columns);
+        end = min(end, last);
+    }
     Piece {
         row,
         batch,
@@ -168,7 +190,7 @@ fn supply(
     let mut done = 0u32;
     let mut tile = 0u32;
     while number < all {
-        let piece = piece(numbers, number, how);
+        let piece = piece(buffers, numbers, number, how);
         if piece.tiles > 0usize {
             wait_for(barrier(room.barriers, 0u32, OWN_READ), done % 2u32 ^ 1u32);
             let from = head(buffers, numbers, piece.batch, piece.head, own_a);

@@ -1,8 +1,8 @@
 //! The result and its log-sum-exps.
 
 use super::{
-    How, STAGES, barrier, bring_rows, head, piece_of, place_of_thread, score, settle, share, store,
-    stride, sum_of, turn, weigh, words,
+    How, Own, STAGES, barrier, bring_rows, head, of_documents, own_documents, piece_of,
+    place_of_thread, score, settle, share, span_of, store, stride, sum_of, turn, weigh, words,
 };
 use crate::{
     attention::{LOWEST, place},
@@ -20,17 +20,22 @@ fn top_of(value: f32) -> f32 {
     max(value, plane_shuffle_xor(value, 2u32))
 }
 
-/// The lowest score of all for keys behind what a row sees, where `look` says that there may be some.
+/// The lowest score of all for keys of the tile at `column` that a row does not see: behind its sight,
+/// or of another document. The `least` of all sights says whether the first need a look.
 #[cube]
 fn hide<S: Size>(
+    buffers: &Sequence<Box<[u32]>>,
     scores: Vector<f32, S>,
-    first: usize,
-    look: bool,
+    column: usize,
+    least: usize,
     sights: (usize, usize),
+    own: &Own,
     #[comptime] how: How,
 ) -> Vector<f32, S> {
+    let columns = comptime!(how.columns);
+    let first = column + UNIT_POS as usize % 4usize * 2usize;
     let mut scores = scores;
-    if look {
+    if column + columns > least {
         #[unroll]
         for i in 0..comptime!(how.scores() / 2) {
             let key = first + comptime!(i / 2 * 8);
@@ -45,6 +50,11 @@ fn hide<S: Size>(
                 high,
                 select(key + 1usize < sight, scores.extract(high), LOWEST),
             );
+        }
+    }
+    if comptime!(how.documents.is_some()) {
+        if column < own.clear || column + columns > own.clear_end {
+            scores = of_documents::<S>(buffers, scores, first, LOWEST.runtime(), own, how);
         }
     }
     scores
@@ -148,11 +158,13 @@ fn room(memory: &[u32], #[comptime] how: How) -> Room {
     }
 }
 
-/// A piece of work: the first row, its line (batch and head), and the keys that its rows see.
+/// A piece of work: the first row, its line (batch and head), and the keys that its rows see: from the
+/// tile at `begin` on.
 #[derive(CubeType, Clone, Copy)]
 struct Piece {
     row: usize,
     line: usize,
+    begin: usize,
     end: usize,
 }
 
@@ -165,7 +177,12 @@ fn pieces(numbers: &Sequence<usize>, #[comptime] how: How) -> usize {
 
 /// A piece of this number. The last queries see most keys, so they come first.
 #[cube]
-fn piece(numbers: &Sequence<usize>, number: usize, #[comptime] how: How) -> Piece {
+fn piece(
+    buffers: &Sequence<Box<[u32]>>,
+    numbers: &Sequence<usize>,
+    number: usize,
+    #[comptime] how: How,
+) -> Piece {
     let (queries, keys, size) = (
         *numbers.index(2usize),
         *numbers.index(3usize),
@@ -180,7 +197,29 @@ fn piece(numbers: &Sequence<usize>, number: usize, #[comptime] how: How) -> Piec
     } else {
         keys
     };
-    Piece { row, line, end }
+    let mut begin = 0usize;
+    let mut last = end;
+    if comptime!(how.documents.is_some()) {
+        begin = keys;
+        last = 0usize;
+        #[unroll]
+        for group in 0..comptime!(how.groups) {
+            let at = min(row + comptime!(64 * group), queries - 1usize);
+            let own = span_of(buffers, numbers, line / *numbers.index(0usize), at, how);
+            if own.first < own.end {
+                begin = min(begin, own.first);
+                last = max(last, own.end);
+            }
+        }
+        last = min(last, end);
+        begin = min(begin, last) / comptime!(how.columns) * comptime!(how.columns);
+    }
+    Piece {
+        row,
+        line,
+        begin,
+        end: last,
+    }
 }
 
 /// Brings the tiles of all pieces of this cube, as far ahead as there is room.
@@ -204,10 +243,10 @@ fn supply(
     let mut done = 0u32;
     let mut tile = 0u32;
     while number < all {
-        let piece = piece(numbers, number, how);
+        let piece = piece(buffers, numbers, number, how);
         let (batch, query_head) = (piece.line / heads, piece.line % heads);
         let key_head = query_head / *numbers.index(1usize);
-        let count = (piece.end + comptime!(columns - 1)) / columns;
+        let count = (piece.end - piece.begin + comptime!(columns - 1)) / columns;
         if count > 0usize {
             let from = head(buffers, numbers, batch, query_head, how.q);
             let q_stride = stride(numbers, how.q);
@@ -226,7 +265,7 @@ fn supply(
             while index <= count {
                 if index < count {
                     let to = room.keys + tile % STAGES * bytes;
-                    let first = index * columns;
+                    let first = piece.begin + index * columns;
                     wait_for(barrier(room.barriers, tile, KEYS_READ), turn(tile) ^ 1u32);
                     bring_rows(k_base, k_stride, first, keys, size, to, columns, how);
                     arrive_brought(barrier(room.barriers, tile, KEYS_THERE));
@@ -234,7 +273,7 @@ fn supply(
                 if index > 0usize {
                     let last = tile - 1u32;
                     let to = room.values + last % STAGES * bytes;
-                    let first = (index - 1usize) * columns;
+                    let first = piece.begin + (index - 1usize) * columns;
                     wait_for(barrier(room.barriers, last, VALUES_READ), turn(last) ^ 1u32);
                     bring_rows(v_base, v_stride, first, keys, size, to, columns, how);
                     arrive_brought(barrier(room.barriers, last, VALUES_THERE));
@@ -249,6 +288,15 @@ fn supply(
     gpu_asm!("cp.async.wait_all;");
 }
 
+/// Passes over a tile.
+#[cube]
+fn pass(room: &Room, tile: u32) {
+    wait_for(barrier(room.barriers, tile, KEYS_THERE), turn(tile));
+    arrive(barrier(room.barriers, tile, KEYS_READ));
+    wait_for(barrier(room.barriers, tile, VALUES_THERE), turn(tile));
+    arrive(barrier(room.barriers, tile, VALUES_READ));
+}
+
 /// Computes the rows of a warp group, of all pieces of this cube: `N` sums, `S` scores and `W` words
 /// of weights of a thread.
 ///
@@ -256,6 +304,7 @@ fn supply(
 /// made of the first while the second go on.
 #[cube]
 fn compute<N: Size, S: Size, W: Size>(
+    buffers: &Sequence<Box<[u32]>>,
     numbers: &Sequence<usize>,
     room: &Room,
     out: u64,
@@ -277,13 +326,12 @@ fn compute<N: Size, S: Size, W: Size>(
     let lane = UNIT_POS as usize % 32usize;
     let q_at = descriptor(room.queries + group_row as u32 * 128u32, 0usize);
     let factor = scale * std::f32::consts::LOG2_E;
-    let first = lane % 4usize * 2usize;
     let all = pieces(numbers, how);
     let mut number = CUBE_POS;
     let mut done = 0u32;
     let mut tile = 0u32;
     while number < all {
-        let piece = piece(numbers, number, how);
+        let piece = piece(buffers, numbers, number, how);
         let top_row = piece.row + group_row;
         let mine = top_row + thread_row;
         // How many keys a query sees, the least of this warp group, and the most.
@@ -298,9 +346,18 @@ fn compute<N: Size, S: Size, W: Size>(
             (keys, keys, keys, keys)
         };
         let (sight, sight8, least) = (min(sight, keys), min(sight8, keys), min(least, keys));
-        let most = select(top_row < queries, min(most, piece.end), 0usize);
-        let count = (piece.end + comptime!(columns - 1)) / columns;
-        let own_count = (most + comptime!(columns - 1)) / columns;
+        let batch = piece.line / heads;
+        let span = span_of(buffers, numbers, batch, min(top_row, queries - 1usize), how);
+        let most = select(
+            top_row < queries,
+            min(most, min(piece.end, span.end)),
+            0usize,
+        );
+        let count = (piece.end - piece.begin + comptime!(columns - 1)) / columns;
+        // The tiles of this warp group among them.
+        let begin = max(piece.begin, span.first / columns * columns);
+        let own_count = (max(most, begin) - begin + comptime!(columns - 1)) / columns;
+        let own = own_documents(buffers, batch, mine, &span, queries, keys, how);
         let mut top = LOWEST.runtime();
         let mut top8 = LOWEST.runtime();
         let mut total = 0.0f32;
@@ -312,21 +369,28 @@ fn compute<N: Size, S: Size, W: Size>(
         }
         let after = tile + count as u32;
         if own_count > 0usize {
+            if comptime!(how.documents.is_some()) {
+                let before = tile + ((begin - piece.begin) / columns) as u32;
+                while tile < before {
+                    pass(room, tile);
+                    tile += 1u32;
+                }
+            }
             wait_for(barrier(room.barriers, tile, KEYS_THERE), turn(tile));
             see_brought();
             let at = room.keys + tile % STAGES * bytes;
             let begun = score::<S>(q_at, descriptor(at, 0usize), how);
             let scores = settle::<S>(begun, scores_count, 0usize);
             arrive(barrier(room.barriers, tile, KEYS_READ));
-            let look = least < columns;
-            let scores = hide::<S>(scores, first, look, (sight, sight8), how);
+            let sights = (sight, sight8);
+            let mut column = begin;
+            let scores = hide::<S>(buffers, scores, column, least, sights, &own, how);
             let (scores, tops, _, added) = soften::<S>(scores, (top, top8), factor, how);
             top = tops.0;
             top8 = tops.1;
             total = added.0;
             total8 = added.1;
             let mut weights = words::<S, W>(scores, how);
-            let mut column = 0usize;
             let mut index = 1usize;
             while index < own_count {
                 let before = tile;
@@ -341,8 +405,7 @@ fn compute<N: Size, S: Size, W: Size>(
                 let adding = weigh::<N, W>(sums, weights, descriptor(at, turned), how);
                 let scores = settle::<S>(begun, scores_count, 1usize);
                 arrive(barrier(room.barriers, tile, KEYS_READ));
-                let look = column + columns > least;
-                let scores = hide::<S>(scores, column + first, look, (sight, sight8), how);
+                let scores = hide::<S>(buffers, scores, column, least, sights, &own, how);
                 let (scores, tops, shrinks, added) = soften::<S>(scores, (top, top8), factor, how);
                 top = tops.0;
                 top8 = tops.1;
@@ -370,10 +433,7 @@ fn compute<N: Size, S: Size, W: Size>(
         }
         // The last tiles may be behind what the rows of this warp group see.
         while tile < after {
-            wait_for(barrier(room.barriers, tile, KEYS_THERE), turn(tile));
-            arrive(barrier(room.barriers, tile, KEYS_READ));
-            wait_for(barrier(room.barriers, tile, VALUES_THERE), turn(tile));
-            arrive(barrier(room.barriers, tile, VALUES_READ));
+            pass(room, tile);
             tile += 1u32;
         }
 
@@ -381,7 +441,7 @@ fn compute<N: Size, S: Size, W: Size>(
         let (empty, empty8) = (total == 0.0f32, total8 == 0.0f32);
         let by = select(empty, 0.0f32, 1.0f32 / total);
         let by8 = select(empty8, 0.0f32, 1.0f32 / total8);
-        let (batch, query_head) = (piece.line / heads, piece.line % heads);
+        let query_head = piece.line % heads;
         let place = place(numbers, batch, query_head, 0usize);
         store::<N>(out, &sums, place, mine, queries, size, (by, by8), how);
         if lane % 4usize == 0usize {
@@ -443,7 +503,7 @@ fn run<N: Size, S: Size, W: Size>(
         if comptime!(few > 0) {
             resize_registers(many, true);
         }
-        compute::<N, S, W>(numbers, &room, out, lse, scale, nothing, how);
+        compute::<N, S, W>(buffers, numbers, &room, out, lse, scale, nothing, how);
     }
 }
 

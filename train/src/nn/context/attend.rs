@@ -3,7 +3,7 @@
 use super::{AXIS, ContextAttention};
 use crate::{
     Error, Result,
-    nn::{Attend, Heads, attention::attend_whole, same_document},
+    nn::{Attend, Heads, attention::attend_whole},
 };
 use anymesh_core::{
     Tensor,
@@ -35,7 +35,7 @@ pub(crate) fn across([q, k, v]: [&Tensor; 3], heads: Heads, options: &Attend) ->
             let axis = x.mesh().axis(AXIS)?;
             Ok(x.reshard(x.sharding().whole().without(axis))?)
         };
-        return attend_whole([q, &whole(k)?, &whole(v)?], &with_documents(options)?);
+        return attend_whole([q, &whole(k)?, &whole(v)?], options);
     }
     let sequence = SequenceOptions {
         scale: None,
@@ -47,20 +47,6 @@ pub(crate) fn across([q, k, v]: [&Tensor; 3], heads: Heads, options: &Attend) ->
         ContextAttention::Ring => q.ring_attention(k, v, &sequence)?,
         _ => q.gathered_attention(k, v, &sequence)?,
     })
-}
-
-/// The options with documents as a part of the mask.
-#[track_caller]
-pub(crate) fn with_documents(options: &Attend) -> Result<Attend> {
-    let mut options = options.clone();
-    if let Some(documents) = options.documents.take() {
-        let same = same_document(&documents)?;
-        options.mask = Some(match &options.mask {
-            None => same,
-            Some(mask) => mask.logical_and(&same)?,
-        });
-    }
-    Ok(options)
 }
 
 /// Every rank gets whole sequences of some heads, and gives back what it has seen for its part of
@@ -91,9 +77,6 @@ fn exchange([q, k, v]: [&Tensor; 3], options: &Attend) -> Result<Tensor> {
         ..options.clone()
     };
     let lies = q.sharding().whole();
-    let seen = attend_whole(
-        [&heads(q)?, &heads(k)?, &heads(v)?],
-        &with_documents(&straight)?,
-    )?;
+    let seen = attend_whole([&heads(q)?, &heads(k)?, &heads(v)?], &straight)?;
     Ok(seen.in_order(2, order)?.reshard(lies)?)
 }

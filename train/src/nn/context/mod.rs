@@ -8,7 +8,7 @@
 
 mod attend;
 
-pub(crate) use attend::{across, with_documents};
+pub(crate) use attend::across;
 
 use super::Heads;
 use crate::{Error, Result};

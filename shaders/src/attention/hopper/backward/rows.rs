@@ -1,12 +1,12 @@
 //! What the threads do that compute gradients.
 
-use super::{OWN_READ, OWN_THERE, Room, TILE_READ, TILE_THERE, piece, pieces};
+use super::{OWN_READ, OWN_THERE, Room, TILE_READ, TILE_THERE, piece, pieces, span_of};
 use crate::{
     attention::{
         Goal, LOWEST,
         hopper::{
-            How, STAGES, barrier, head, place_of_thread, score, settle, store, stride, sum_of,
-            turn, weigh,
+            How, STAGES, barrier, head, of_documents, own_documents, place_of_thread, score,
+            settle, store, stride, sum_of, turn, weigh,
         },
         place,
     },
@@ -117,7 +117,7 @@ pub(super) fn compute<N: Size, S: Size, W: Size>(
     let mut done = 0u32;
     let mut tile = 0u32;
     while number < all {
-        let piece = piece(numbers, number, how);
+        let piece = piece(buffers, numbers, number, how);
         let top_row = piece.row + group_row;
         let mine = top_row + thread_row;
         // For queries up to which column a row sees, for keys from which on it is seen. Between `none`
@@ -146,6 +146,9 @@ pub(super) fn compute<N: Size, S: Size, W: Size>(
                 0usize.runtime(),
             )
         };
+        let at = min(top_row, own_rows - 1usize);
+        let span = span_of(buffers, numbers, piece.batch, at, how);
+        let own = own_documents(buffers, piece.batch, mine, &span, queries, keys, how);
         let mut row_lse = 0.0f32;
         let mut row_lse8 = 0.0f32;
         let mut row_mean = 0.0f32;
@@ -184,11 +187,15 @@ pub(super) fn compute<N: Size, S: Size, W: Size>(
         while index < count {
             wait_for(barrier(room.barriers, tile, TILE_THERE), turn(tile));
             // Tiles at the end, or at the start, may be of no concern to this warp group.
-            let concerned = if comptime!(by_query) {
+            let mut concerned = if comptime!(by_query) {
                 column < none && top_row < own_rows
             } else {
                 column + columns > none && top_row < own_rows
             };
+            if comptime!(how.documents.is_some()) {
+                let meets = column < span.end && column + columns > span.first;
+                concerned = concerned && meets;
+            }
             if concerned {
                 see_brought();
                 let stage = tile % STAGES;
@@ -224,6 +231,12 @@ pub(super) fn compute<N: Size, S: Size, W: Size>(
                         };
                         scores.insert(low, select(seen, scores.extract(low), LOWEST));
                         scores.insert(high, select(seen_next, scores.extract(high), LOWEST));
+                    }
+                }
+                if comptime!(how.documents.is_some()) {
+                    if column < own.clear || column + columns > own.clear_end {
+                        let (first, lowest) = (column + mine_first, LOWEST.runtime());
+                        scores = of_documents::<S>(buffers, scores, first, lowest, &own, how);
                     }
                 }
                 let here =

@@ -1,13 +1,16 @@
 //! The gradients for heads of at most 64: small cubes, of which several share a multiprocessor and hide
 //! each other's waits. All their threads bring tiles, the next one while this one is used.
 
-use super::rows::{HIGHEST, mean_rise};
+use super::{
+    rows::{HIGHEST, mean_rise},
+    span_of,
+};
 use crate::{
     attention::{
         Goal, LOWEST,
         hopper::{
-            How, bring_rows, head, piece_of, place_of_thread, score, settle, store, stride, weigh,
-            words,
+            How, bring_rows, head, of_documents, own_documents, piece_of, place_of_thread, score,
+            settle, store, stride, weigh, words,
         },
         place,
     },
@@ -131,6 +134,14 @@ pub(super) fn run<N: Size, S: Size, W: Size>(
             queries,
         )
     };
+    let mut begin = begin;
+    let mut end = end;
+    let span = span_of(buffers, numbers, batch, row, how);
+    if comptime!(how.documents.is_some()) {
+        begin = max(begin, span.first / columns * columns);
+        end = min(end, span.end);
+    }
+    let own_ids = own_documents(buffers, batch, mine, &span, queries, keys, how);
     // From which column on, or up to which, a row has to do with them: for queries the end, for keys
     // the start. Tiles that lie on the right side for all rows of the warp group need no look.
     let (edge, edge8, whole) = if comptime!(by_query) {
@@ -313,6 +324,12 @@ pub(super) fn run<N: Size, S: Size, W: Size>(
                 };
                 weights.insert(low, select(seen, weights.extract(low), 0.0f32));
                 weights.insert(high, select(seen_next, weights.extract(high), 0.0f32));
+            }
+        }
+        if comptime!(how.documents.is_some()) {
+            if column < own_ids.clear || column + columns > own_ids.clear_end {
+                let (first, none) = (column + mine_first, 0.0f32.runtime());
+                weights = of_documents::<S>(buffers, weights, first, none, &own_ids, how);
             }
         }
         if comptime!(how.values) {
