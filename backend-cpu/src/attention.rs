@@ -196,38 +196,118 @@ fn not_a_float(dtype: DType) -> Error {
     }
 }
 
+/// Where rows of heads go: row `i` of head `j` begins at `start + j * head + i * row`.
+#[derive(Clone, Copy)]
+struct Places {
+    start: usize,
+    head: usize,
+    row: usize,
+}
+
+impl Places {
+    /// Rows of `size` elements of heads that lie one after the other.
+    fn by_head(rows: usize, size: usize) -> Self {
+        Self {
+            start: 0,
+            head: rows * size,
+            row: size,
+        }
+    }
+
+    /// Rows of `size` elements from head `first` of `heads` on, which are neighbours in every
+    /// position.
+    fn by_position(first: usize, heads: usize, size: usize) -> Self {
+        Self {
+            start: first * size,
+            head: size,
+            row: heads * size,
+        }
+    }
+
+    fn at(&self, head: usize, row: usize) -> usize {
+        self.start + head * self.head + row * self.row
+    }
+}
+
+/// Whether tasks that have all heads of a part of a batch are enough for all threads. Where they are
+/// not, tasks have one head each, and results are brought into another order afterwards.
+fn enough(tasks: usize) -> bool {
+    tasks >= 4 * rayon::current_num_threads()
+}
+
 fn forward<T: Float>(call: &AttentionCall) -> Result<(Buffer, Buffer)> {
     let p = Problem::<T>::new(call)?;
-    let tile = p.tile();
+    let tiles = p.s.div_ceil(p.tile());
+    let by_position = call.order != AttentionOrder::Heads;
+    let direct = by_position && enough(p.heads / p.q.heads * tiles);
     let mut lse = Memory::elements::<T>(p.heads * p.s)?;
     let mut result = Ok(());
     let out = stored(call.q.dtype, p.heads * p.s * p.dv, |out: &mut [T]| {
-        let heads = (out.chunks_mut(p.s * p.dv))
-            .zip(lse.typed_mut::<T>().chunks_mut(p.s))
-            .enumerate();
-        let (tile_size, length) = (tile * p.dv, tile);
-        let tiles = heads.flat_map(|(head, (out, lse))| {
-            (out.chunks_mut(tile_size).zip(lse.chunks_mut(length)))
-                .enumerate()
-                .map(move |(i, (out, lse))| (head, i * length, out, lse))
-        });
-        result = parallel::try_each(p.work(), tiles, |_, (head, first, out, lse)| {
-            forward_tile(&p, head, first, out, lse)
-        });
+        let lse = lse.typed_mut();
+        result = if direct {
+            forward_by_position(&p, out, lse)
+        } else {
+            forward_by_head(&p, out, lse)
+        };
     })?;
     result?;
-    let out = match call.order {
-        AttentionOrder::Heads => out,
-        AttentionOrder::Positions | AttentionOrder::Packed => {
-            by_position(&[(out, &call.q)], call.q.dtype.size() * p.dv)?
-        }
+    let out = match by_position && !direct {
+        true => in_positions(&[(out, &call.q)], call.q.dtype.size() * p.dv)?,
+        false => out,
     };
     Ok((out.buffer(), lse.buffer()))
 }
 
+/// Tasks are tiles of one head.
+fn forward_by_head<T: Float>(p: &Problem<'_, T>, out: &mut [T], lse: &mut [T]) -> Result<()> {
+    let (tile, size) = (p.tile(), p.dv);
+    let heads = out.chunks_mut(p.s * size).zip(lse.chunks_mut(p.s));
+    let tiles = heads.enumerate().flat_map(|(head, (out, lse))| {
+        (out.chunks_mut(tile * size).zip(lse.chunks_mut(tile)))
+            .enumerate()
+            .map(move |(i, (out, lse))| (head, i * tile, out, lse))
+    });
+    parallel::try_each(p.work(), tiles, |_, (head, first, out, lse)| {
+        forward_tile(p, head, first, (out, size), lse)
+    })
+}
+
+/// Tasks are tiles of all heads of a text, whose results are neighbours.
+fn forward_by_position<T: Float>(p: &Problem<'_, T>, out: &mut [T], lse: &mut [T]) -> Result<()> {
+    let (tile, heads) = (p.tile(), p.q.heads);
+    let row = heads * p.dv;
+    // In the order of tasks at first: of each tile one head after the other.
+    let mut sums = Memory::elements::<T>(lse.len())?;
+    let texts = (out.chunks_mut(p.s * row)).zip(sums.typed_mut::<T>().chunks_mut(heads * p.s));
+    let tiles = texts.enumerate().flat_map(|(text, (out, sums))| {
+        (out.chunks_mut(tile * row)
+            .zip(sums.chunks_mut(tile * heads)))
+        .enumerate()
+        .map(move |(i, (out, sums))| (text, i * tile, out, sums))
+    });
+    parallel::try_each(p.work(), tiles, |_, (text, first, out, sums)| {
+        let count = sums.len() / heads;
+        for (head, sums) in sums.chunks_mut(count).enumerate() {
+            let out = &mut out[head * p.dv..];
+            forward_tile(p, text * heads + head, first, (out, row), sums)?;
+        }
+        Ok(())
+    })?;
+    let sums: &[T] = typed(sums.bytes());
+    for (lse, sums) in lse.chunks_mut(heads * p.s).zip(sums.chunks(heads * p.s)) {
+        for (i, sums) in sums.chunks(tile * heads).enumerate() {
+            let count = sums.len() / heads;
+            for (head, sums) in sums.chunks(count).enumerate() {
+                lse[head * p.s + i * tile..][..count].copy_from_slice(sums);
+            }
+        }
+    }
+    Ok(())
+}
+
 /// What is made for the heads of these operands, `[batch, heads, length, size]` each, as
 /// `[batch, length, all their heads, size]`; `row` is the bytes of one head at one position.
-fn by_position(parts: &[(Memory, &View)], row: usize) -> Result<Memory> {
+fn in_positions(parts: &[(Memory, &View)], row: usize) -> Result<Memory> {
     let shape = &parts[0].1.layout.shape;
     let (batch, length) = (shape[0], shape[2]);
     let heads: usize = parts.iter().map(|(_, of)| of.layout.shape[1]).sum();
@@ -332,14 +412,16 @@ fn forward_tile<T: Float>(
     p: &Problem<'_, T>,
     head: usize,
     first: usize,
-    out: &mut [T],
+    (out, out_step): (&mut [T], usize),
     lse: &mut [T],
 ) -> Result<()> {
     let count = lse.len();
     let keys = p.visible(first + count - 1);
     lse.fill(T::LOWEST);
     if keys == 0 {
-        out.fill(T::default());
+        for row in out.chunks_mut(out_step).take(count) {
+            row[..p.dv].fill(T::default());
+        }
         return Ok(());
     }
     let step = padded(keys);
@@ -362,7 +444,7 @@ fn forward_tile<T: Float>(
         *lse = T::narrow(top + sum.ln());
     }
     gemm(
-        (out, p.dv),
+        (out, out_step),
         [count, p.dv, keys],
         Matrix::dense(&*scores, step),
         p.values(head),
@@ -396,6 +478,9 @@ fn backward<T: Float>(call: &AttentionBackwardCall) -> Result<Buffers> {
     };
     let (q_size, k_size, v_size) = (p.group * p.s * p.d, p.t * p.d, p.t * p.dv);
     let key_heads = p.heads / p.group;
+    // Tasks are key heads, or texts with all their heads.
+    let direct = call.forward.order == AttentionOrder::Positions && enough(key_heads / p.k.heads);
+    let together = if direct { p.k.heads } else { 1 };
     let mut result = Ok(());
     let (mut dk, mut dv) = (
         Err(not_a_float(call.forward.k.dtype)),
@@ -413,14 +498,17 @@ fn backward<T: Float>(call: &AttentionBackwardCall) -> Result<Buffers> {
                         call.forward.v.dtype,
                         key_heads * v_size,
                         |dv: &mut [T]| {
-                            // One task per key head: it alone adds to its gradients, in the order
-                            // of its query heads.
-                            let parts = (dq.chunks_mut(q_size))
-                                .zip(dk.chunks_mut(k_size))
-                                .zip(dv.chunks_mut(v_size));
-                            let work = p.work();
-                            result = parallel::try_each(work, parts, |head, ((dq, dk), dv)| {
-                                backward_head(&p, &saved, head, dq, dk, dv)
+                            // A key head belongs to one task, which alone adds to its gradients,
+                            // in the order of its query heads.
+                            let parts = (dq.chunks_mut(together * q_size))
+                                .zip(dk.chunks_mut(together * k_size))
+                                .zip(dv.chunks_mut(together * v_size));
+                            result = parallel::try_each(p.work(), parts, |i, ((dq, dk), dv)| {
+                                (0..together).try_for_each(|head| {
+                                    let [q, k, v] = gradient_places(&p, head, direct);
+                                    let out = [(&mut *dq, q), (&mut *dk, k), (&mut *dv, v)];
+                                    backward_head(&p, &saved, i * together + head, out)
+                                })
                             });
                         },
                     );
@@ -434,11 +522,12 @@ fn backward<T: Float>(call: &AttentionBackwardCall) -> Result<Buffers> {
     let row = |of: &View| of.layout.shape[3] * of.dtype.size();
     Ok(match order {
         AttentionOrder::Heads => made.into_iter().map(|(m, _)| m.buffer()).collect(),
+        AttentionOrder::Positions if direct => made.into_iter().map(|(m, _)| m.buffer()).collect(),
         AttentionOrder::Positions => made
             .into_iter()
-            .map(|(m, of)| by_position(&[(m, of)], row(of)).map(Memory::buffer))
+            .map(|(m, of)| in_positions(&[(m, of)], row(of)).map(Memory::buffer))
             .collect::<Result<_>>()?,
-        AttentionOrder::Packed => smallvec![by_position(&made, row(q))?.buffer()],
+        AttentionOrder::Packed => smallvec![in_positions(&made, row(q))?.buffer()],
     })
 }
 
@@ -468,29 +557,47 @@ impl<T: Float> WeightsAndGradients<'_, T> {
     }
 }
 
+/// Where the gradients of queries, keys and values go: of one key head alone, or of key head `head`
+/// among all of its text.
+fn gradient_places<T>(p: &Problem<'_, T>, head: usize, among_all: bool) -> [Places; 3] {
+    if !among_all {
+        return [(p.s, p.d), (p.t, p.d), (p.t, p.dv)].map(|(n, d)| Places::by_head(n, d));
+    }
+    let (group, heads) = (p.group, p.k.heads);
+    [
+        Places::by_position(head * group, heads * group, p.d),
+        Places::by_position(head, heads, p.d),
+        Places::by_position(head, heads, p.dv),
+    ]
+}
+
 fn backward_head<T: Float>(
     p: &Problem<'_, T>,
     saved: &Saved<'_, T>,
     key_head: usize,
-    dq: &mut [T],
-    dk: &mut [T],
-    dv: &mut [T],
+    [(dq, dq_at), (dk, dk_at), (dv, dv_at)]: [(&mut [T], Places); 3],
 ) -> Result<()> {
     let tile = p.tile();
-    dk.fill(T::default());
-    dv.fill(T::default());
+    for i in 0..p.t {
+        dk[dk_at.at(0, i)..][..p.d].fill(T::default());
+        dv[dv_at.at(0, i)..][..p.dv].fill(T::default());
+    }
+    let (dk, dv) = (&mut dk[dk_at.start..], &mut dv[dv_at.start..]);
     let mut memory = [
         Memory::elements::<T>(tile * padded(p.t))?,
         Memory::elements::<T>(tile * padded(p.t))?,
     ];
     let [weights, grads] = memory.each_mut().map(|memory| memory.typed_mut::<T>());
-    for (j, dq) in dq.chunks_mut(p.s * p.d).enumerate() {
+    for j in 0..p.group {
         let head = key_head * p.group + j;
-        for (first, dq) in (0..p.s).step_by(tile).zip(dq.chunks_mut(tile * p.d)) {
-            let count = dq.len() / p.d;
+        for first in (0..p.s).step_by(tile) {
+            let count = tile.min(p.s - first);
             let keys = p.visible(first + count - 1);
+            let dq = &mut dq[dq_at.at(j, first)..];
             if keys == 0 {
-                dq.fill(T::default());
+                for row in dq.chunks_mut(dq_at.row).take(count) {
+                    row[..p.d].fill(T::default());
+                }
                 continue;
             }
             let grad = saved.grad.matrix(head, first);
@@ -526,7 +633,7 @@ fn backward_head<T: Float>(
             }
             let (weights, grads) = (Matrix::dense(&*weights, step), Matrix::dense(&*grads, step));
             gemm(
-                (&mut dv[..keys * p.dv], p.dv),
+                (&mut *dv, dv_at.row),
                 [keys, p.dv, count],
                 weights.t(),
                 grad,
@@ -534,7 +641,7 @@ fn backward_head<T: Float>(
                 Parallelism::None,
             )?;
             gemm(
-                (&mut dk[..keys * p.d], p.d),
+                (&mut *dk, dk_at.row),
                 [keys, p.d, count],
                 grads.t(),
                 p.q.matrix(head, first),
@@ -542,7 +649,7 @@ fn backward_head<T: Float>(
                 Parallelism::None,
             )?;
             gemm(
-                (dq, p.d),
+                (dq, dq_at.row),
                 [count, p.d, keys],
                 grads,
                 p.keys(head),
