@@ -391,6 +391,14 @@ impl<'a> BoundProgram<'a> {
         frame.src(self.program.outputs[o].0)
     }
 
+    /// The memory of all positions in order, where the program does no more than read them there.
+    pub(crate) fn in_place<T: Held>(&self) -> Option<&[T]> {
+        match (self.program.insts.as_slice(), &self.program.outputs[..]) {
+            ([Inst::Load(0)], [(0, _)]) => self.grid.in_place(0),
+            _ => None,
+        }
+    }
+
     /// What the program stores.
     pub(crate) fn outputs(&self) -> &[(Reg, DType)] {
         &self.program.outputs
