@@ -17,9 +17,9 @@ use crate::grad::{self, Back, record1};
 use crate::{
     DType, Error, MapProgram, Result, Scalar, Tensor,
     map::{Builder, Val},
+    table::Table,
 };
 use smallvec::SmallVec;
-use std::{cell::RefCell, collections::HashMap};
 
 /// An operand of an elementwise op: a tensor, or a number.
 #[derive(Clone, Copy, Debug)]
@@ -227,16 +227,12 @@ impl Elementwise {
     #[track_caller]
     pub fn apply(&self, args: &[Arg<'_>]) -> Result<Tensor> {
         let op = self.info.name;
-        let tensors: SmallVec<[&Tensor; 3]> = args
-            .iter()
-            .filter_map(|a| {
-                if let Arg::Tensor(t) = a {
-                    Some(*t)
-                } else {
-                    None
-                }
-            })
-            .collect();
+        let mut tensors = SmallVec::<[&Tensor; 4]>::new();
+        for arg in args {
+            if let Arg::Tensor(tensor) = arg {
+                tensors.push(tensor);
+            }
+        }
         if tensors.is_empty() || args.len() != self.formula.arity() {
             return Err(Error::argument(
                 op,
@@ -473,13 +469,13 @@ pub(crate) fn cached(
     build: impl FnOnce(&Builder) -> Result<MapProgram>,
 ) -> Result<MapProgram> {
     thread_local! {
-        static PROGRAMS: RefCell<HashMap<Key, MapProgram>> = RefCell::default();
+        static PROGRAMS: Table<Key, MapProgram> = Table::default();
     }
-    if let Some(program) = PROGRAMS.with_borrow(|all| all.get(&key).cloned()) {
+    if let Some(program) = PROGRAMS.with(|all| all.get(&key)) {
         return Ok(program);
     }
     let program = build(&Builder::new())?;
-    PROGRAMS.with_borrow_mut(|all| all.insert(key, program.clone()));
+    PROGRAMS.with(|all| all.insert(key, program.clone()));
     Ok(program)
 }
 
