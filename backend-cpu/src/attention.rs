@@ -479,7 +479,10 @@ fn backward<T: Float>(call: &AttentionBackwardCall) -> Result<Buffers> {
     let (q_size, k_size, v_size) = (p.group * p.s * p.d, p.t * p.d, p.t * p.dv);
     let key_heads = p.heads / p.group;
     // Tasks are key heads, or texts with all their heads.
-    let direct = call.forward.order == AttentionOrder::Positions && enough(key_heads / p.k.heads);
+    let direct = call.forward.order != AttentionOrder::Heads && enough(key_heads / p.k.heads);
+    if direct && call.forward.order == AttentionOrder::Packed {
+        return backward_packed(&p, &saved, call.forward.q.dtype);
+    }
     let together = if direct { p.k.heads } else { 1 };
     let mut result = Ok(());
     let (mut dk, mut dv) = (
@@ -505,9 +508,9 @@ fn backward<T: Float>(call: &AttentionBackwardCall) -> Result<Buffers> {
                                 .zip(dv.chunks_mut(together * v_size));
                             result = parallel::try_each(p.work(), parts, |i, ((dq, dk), dv)| {
                                 (0..together).try_for_each(|head| {
-                                    let [q, k, v] = gradient_places(&p, head, direct);
-                                    let out = [(&mut *dq, q), (&mut *dk, k), (&mut *dv, v)];
-                                    backward_head(&p, &saved, i * together + head, out)
+                                    let places = gradient_places(&p, head, direct);
+                                    let mut out = [&mut *dq, &mut *dk, &mut *dv];
+                                    backward_head(&p, &saved, i * together + head, &mut out, places)
                                 })
                             });
                         },
@@ -529,6 +532,30 @@ fn backward<T: Float>(call: &AttentionBackwardCall) -> Result<Buffers> {
             .collect::<Result<_>>()?,
         AttentionOrder::Packed => smallvec![in_positions(&made, row(q))?.buffer()],
     })
+}
+
+/// All gradients in one memory, where at each position the heads of queries, keys and values are
+/// neighbours. Tasks are texts.
+fn backward_packed<T: Float>(
+    p: &Problem<'_, T>,
+    saved: &Saved<'_, T>,
+    dtype: DType,
+) -> Result<Buffers> {
+    let (hq, hk) = (p.q.heads, p.k.heads);
+    let heads = hq + 2 * hk;
+    let text = p.s * heads * p.d;
+    let mut result = Ok(());
+    let out = stored(dtype, p.heads / hq * text, |out: &mut [T]| {
+        result = parallel::try_each(p.work(), out.chunks_mut(text), |i, out| {
+            (0..hk).try_for_each(|head| {
+                let places = [head * p.group, hq + head, hq + hk + head]
+                    .map(|first| (0, Places::by_position(first, heads, p.d)));
+                backward_head(p, saved, i * hk + head, &mut [&mut *out], places)
+            })
+        });
+    })?;
+    result?;
+    Ok(smallvec![out.buffer()])
 }
 
 /// Of a row: the softmax weights in place of the scores, and the gradients of the scores in place
@@ -557,32 +584,36 @@ impl<T: Float> WeightsAndGradients<'_, T> {
     }
 }
 
-/// Where the gradients of queries, keys and values go: of one key head alone, or of key head `head`
-/// among all of its text.
-fn gradient_places<T>(p: &Problem<'_, T>, head: usize, among_all: bool) -> [Places; 3] {
+/// Where the gradients of queries, keys and values go, each in a slice of its own: of one key head
+/// alone, or of key head `head` among all of its text.
+fn gradient_places<T>(p: &Problem<'_, T>, head: usize, among_all: bool) -> [(usize, Places); 3] {
     if !among_all {
-        return [(p.s, p.d), (p.t, p.d), (p.t, p.dv)].map(|(n, d)| Places::by_head(n, d));
+        return [(0, p.s, p.d), (1, p.t, p.d), (2, p.t, p.dv)]
+            .map(|(i, rows, size)| (i, Places::by_head(rows, size)));
     }
     let (group, heads) = (p.group, p.k.heads);
     [
-        Places::by_position(head * group, heads * group, p.d),
-        Places::by_position(head, heads, p.d),
-        Places::by_position(head, heads, p.dv),
+        (0, Places::by_position(head * group, heads * group, p.d)),
+        (1, Places::by_position(head, heads, p.d)),
+        (2, Places::by_position(head, heads, p.dv)),
     ]
 }
+
+/// The gradients of a key head and of the query heads that read it: of queries, keys and values, each
+/// in one of the slices and at these places there.
 
 fn backward_head<T: Float>(
     p: &Problem<'_, T>,
     saved: &Saved<'_, T>,
     key_head: usize,
-    [(dq, dq_at), (dk, dk_at), (dv, dv_at)]: [(&mut [T], Places); 3],
+    out: &mut [&mut [T]],
+    [(dq, dq_at), (dk, dk_at), (dv, dv_at)]: [(usize, Places); 3],
 ) -> Result<()> {
     let tile = p.tile();
     for i in 0..p.t {
-        dk[dk_at.at(0, i)..][..p.d].fill(T::default());
-        dv[dv_at.at(0, i)..][..p.dv].fill(T::default());
+        out[dk][dk_at.at(0, i)..][..p.d].fill(T::default());
+        out[dv][dv_at.at(0, i)..][..p.dv].fill(T::default());
     }
-    let (dk, dv) = (&mut dk[dk_at.start..], &mut dv[dv_at.start..]);
     let mut memory = [
         Memory::elements::<T>(tile * padded(p.t))?,
         Memory::elements::<T>(tile * padded(p.t))?,
@@ -593,9 +624,9 @@ fn backward_head<T: Float>(
         for first in (0..p.s).step_by(tile) {
             let count = tile.min(p.s - first);
             let keys = p.visible(first + count - 1);
-            let dq = &mut dq[dq_at.at(j, first)..];
+            let dq_first = dq_at.at(j, first);
             if keys == 0 {
-                for row in dq.chunks_mut(dq_at.row).take(count) {
+                for row in out[dq][dq_first..].chunks_mut(dq_at.row).take(count) {
                     row[..p.d].fill(T::default());
                 }
                 continue;
@@ -633,7 +664,7 @@ fn backward_head<T: Float>(
             }
             let (weights, grads) = (Matrix::dense(&*weights, step), Matrix::dense(&*grads, step));
             gemm(
-                (&mut *dv, dv_at.row),
+                (&mut out[dv][dv_at.start..], dv_at.row),
                 [keys, p.dv, count],
                 weights.t(),
                 grad,
@@ -641,7 +672,7 @@ fn backward_head<T: Float>(
                 Parallelism::None,
             )?;
             gemm(
-                (&mut *dk, dk_at.row),
+                (&mut out[dk][dk_at.start..], dk_at.row),
                 [keys, p.d, count],
                 grads.t(),
                 p.q.matrix(head, first),
@@ -649,7 +680,7 @@ fn backward_head<T: Float>(
                 Parallelism::None,
             )?;
             gemm(
-                (dq, dq_at.row),
+                (&mut out[dq][dq_first..], dq_at.row),
                 [count, p.d, keys],
                 grads,
                 p.keys(head),
