@@ -225,38 +225,118 @@ fn not_a_float(dtype: DType) -> Error {
     }
 }
 
+/// Where rows of heads go: row `i` of head `j` begins at `start + j * head + i * row`.
+#[derive(Clone, Copy)]
+struct Places {
+    start: usize,
+    head: usize,
+    row: usize,
+}
+
+impl Places {
+    /// Rows of `size` elements of heads that lie one after the other.
+    fn by_head(rows: usize, size: usize) -> Self {
+        Self {
+            start: 0,
+            head: rows * size,
+            row: size,
+        }
+    }
+
+    /// Rows of `size` elements from head `first` of `heads` on, which are neighbours in every
+    /// position.
+    fn by_position(first: usize, heads: usize, size: usize) -> Self {
+        Self {
+            start: first * size,
+            head: size,
+            row: heads * size,
+        }
+    }
+
+    fn at(&self, head: usize, row: usize) -> usize {
+        self.start + head * self.head + row * self.row
+    }
+}
+
+/// Whether tasks that have all heads of a part of a batch are enough for all threads. Where they are
+/// not, tasks have one head each, and results are brought into another order afterwards.
+fn enough(tasks: usize) -> bool {
+    tasks >= 4 * rayon::current_num_threads()
+}
+
 fn forward<T: Float>(call: &AttentionCall) -> Result<(Buffer, Buffer)> {
     let p = Problem::<T>::new(call)?;
-    let tile = p.tile();
+    let tiles = p.s.div_ceil(p.tile());
+    let by_position = call.order != AttentionOrder::Heads;
+    let direct = by_position && enough(p.heads / p.q.heads * tiles);
     let mut lse = Memory::elements::<T>(p.heads * p.s)?;
     let mut result = Ok(());
     let out = stored(call.q.dtype, p.heads * p.s * p.dv, |out: &mut [T]| {
-        let heads = (out.chunks_mut(p.s * p.dv))
-            .zip(lse.typed_mut::<T>().chunks_mut(p.s))
-            .enumerate();
-        let (tile_size, length) = (tile * p.dv, tile);
-        let tiles = heads.flat_map(|(head, (out, lse))| {
-            (out.chunks_mut(tile_size).zip(lse.chunks_mut(length)))
-                .enumerate()
-                .map(move |(i, (out, lse))| (head, i * length, out, lse))
-        });
-        result = parallel::try_each(p.work(), tiles, |_, (head, first, out, lse)| {
-            forward_tile(&p, head, first, out, lse)
-        });
+        let lse = lse.typed_mut();
+        result = if direct {
+            forward_by_position(&p, out, lse)
+        } else {
+            forward_by_head(&p, out, lse)
+        };
     })?;
     result?;
-    let out = match call.order {
-        AttentionOrder::Heads => out,
-        AttentionOrder::Positions | AttentionOrder::Packed => {
-            by_position(&[(out, &call.q)], call.q.dtype.size() * p.dv)?
-        }
+    let out = match by_position && !direct {
+        true => in_positions(&[(out, &call.q)], call.q.dtype.size() * p.dv)?,
+        false => out,
     };
     Ok((out.buffer(), lse.buffer()))
 }
 
+/// Tasks are tiles of one head.
+fn forward_by_head<T: Float>(p: &Problem<'_, T>, out: &mut [T], lse: &mut [T]) -> Result<()> {
+    let (tile, size) = (p.tile(), p.dv);
+    let heads = out.chunks_mut(p.s * size).zip(lse.chunks_mut(p.s));
+    let tiles = heads.enumerate().flat_map(|(head, (out, lse))| {
+        (out.chunks_mut(tile * size).zip(lse.chunks_mut(tile)))
+            .enumerate()
+            .map(move |(i, (out, lse))| (head, i * tile, out, lse))
+    });
+    parallel::try_each(p.work(), tiles, |_, (head, first, out, lse)| {
+        forward_tile(p, head, first, (out, size), lse)
+    })
+}
+
+/// Tasks are tiles of all heads of a text, whose results are neighbours.
+fn forward_by_position<T: Float>(p: &Problem<'_, T>, out: &mut [T], lse: &mut [T]) -> Result<()> {
+    let (tile, heads) = (p.tile(), p.q.heads);
+    let row = heads * p.dv;
+    // In the order of tasks at first: of each tile one head after the other.
+    let mut sums = Memory::elements::<T>(lse.len())?;
+    let texts = (out.chunks_mut(p.s * row)).zip(sums.typed_mut::<T>().chunks_mut(heads * p.s));
+    let tiles = texts.enumerate().flat_map(|(text, (out, sums))| {
+        (out.chunks_mut(tile * row)
+            .zip(sums.chunks_mut(tile * heads)))
+        .enumerate()
+        .map(move |(i, (out, sums))| (text, i * tile, out, sums))
+    });
+    parallel::try_each(p.work(), tiles, |_, (text, first, out, sums)| {
+        let count = sums.len() / heads;
+        for (head, sums) in sums.chunks_mut(count).enumerate() {
+            let out = &mut out[head * p.dv..];
+            forward_tile(p, text * heads + head, first, (out, row), sums)?;
+        }
+        Ok(())
+    })?;
+    let sums: &[T] = typed(sums.bytes());
+    for (lse, sums) in lse.chunks_mut(heads * p.s).zip(sums.chunks(heads * p.s)) {
+        for (i, sums) in sums.chunks(tile * heads).enumerate() {
+            let count = sums.len() / heads;
+            for (head, sums) in sums.chunks(count).enumerate() {
+                lse[head * p.s + i * tile..][..count].copy_from_slice(sums);
+            }
+        }
+    }
+    Ok(())
+}
+
 /// What is made for the heads of these operands, `[batch, heads, length, size]` each, as
 /// `[batch, length, all their heads, size]`; `row` is the bytes of one head at one position.
-fn by_position(parts: &[(Memory, &View)], row: usize) -> Result<Memory> {
+fn in_positions(parts: &[(Memory, &View)], row: usize) -> Result<Memory> {
     let shape = &parts[0].1.layout.shape;
     let (batch, length) = (shape[0], shape[2]);
     let heads: usize = parts.iter().map(|(_, of)| of.layout.shape[1]).sum();
@@ -361,14 +441,16 @@ fn forward_tile<T: Float>(
     p: &Problem<'_, T>,
     head: usize,
     first: usize,
-    out: &mut [T],
+    (out, out_step): (&mut [T], usize),
     lse: &mut [T],
 ) -> Result<()> {
     let count = lse.len();
     let keys = p.keys_of(head, first..first + count);
     lse.fill(T::LOWEST);
     if keys.is_empty() {
-        out.fill(T::default());
+        for row in out.chunks_mut(out_step).take(count) {
+            row[..p.dv].fill(T::default());
+        }
         return Ok(());
     }
     let step = padded(keys.len());
@@ -382,7 +464,7 @@ fn forward_tile<T: Float>(
         });
     }
     gemm(
-        (out, p.dv),
+        (out, out_step),
         [count, p.dv, keys.len()],
         Matrix::dense(&*scores, step),
         p.values(head, keys.start),
@@ -428,6 +510,12 @@ fn backward<T: Float>(call: &AttentionBackwardCall) -> Result<Buffers> {
     };
     let (q_size, k_size, v_size) = (p.group * p.s * p.d, p.t * p.d, p.t * p.dv);
     let key_heads = p.heads / p.group;
+    // Tasks are key heads, or texts with all their heads.
+    let direct = call.forward.order != AttentionOrder::Heads && enough(key_heads / p.k.heads);
+    if direct && call.forward.order == AttentionOrder::Packed {
+        return backward_packed(&p, &saved, call.forward.q.dtype);
+    }
+    let together = if direct { p.k.heads } else { 1 };
     let mut result = Ok(());
     let (mut dk, mut dv) = (
         Err(not_a_float(call.forward.k.dtype)),
@@ -445,14 +533,17 @@ fn backward<T: Float>(call: &AttentionBackwardCall) -> Result<Buffers> {
                         call.forward.v.dtype,
                         key_heads * v_size,
                         |dv: &mut [T]| {
-                            // One task per key head: it alone adds to its gradients, in the order
-                            // of its query heads.
-                            let parts = (dq.chunks_mut(q_size))
-                                .zip(dk.chunks_mut(k_size))
-                                .zip(dv.chunks_mut(v_size));
-                            let work = p.work();
-                            result = parallel::try_each(work, parts, |head, ((dq, dk), dv)| {
-                                backward_head(&p, &saved, head, dq, dk, dv)
+                            // A key head belongs to one task, which alone adds to its gradients,
+                            // in the order of its query heads.
+                            let parts = (dq.chunks_mut(together * q_size))
+                                .zip(dk.chunks_mut(together * k_size))
+                                .zip(dv.chunks_mut(together * v_size));
+                            result = parallel::try_each(p.work(), parts, |i, ((dq, dk), dv)| {
+                                (0..together).try_for_each(|head| {
+                                    let places = gradient_places(&p, head, direct);
+                                    let mut out = [&mut *dq, &mut *dk, &mut *dv];
+                                    backward_head(&p, &saved, i * together + head, &mut out, places)
+                                })
                             });
                         },
                     );
@@ -466,12 +557,37 @@ fn backward<T: Float>(call: &AttentionBackwardCall) -> Result<Buffers> {
     let row = |of: &View| of.layout.shape[3] * of.dtype.size();
     Ok(match order {
         AttentionOrder::Heads => made.into_iter().map(|(m, _)| m.buffer()).collect(),
+        AttentionOrder::Positions if direct => made.into_iter().map(|(m, _)| m.buffer()).collect(),
         AttentionOrder::Positions => made
             .into_iter()
-            .map(|(m, of)| by_position(&[(m, of)], row(of)).map(Memory::buffer))
+            .map(|(m, of)| in_positions(&[(m, of)], row(of)).map(Memory::buffer))
             .collect::<Result<_>>()?,
-        AttentionOrder::Packed => smallvec![by_position(&made, row(q))?.buffer()],
+        AttentionOrder::Packed => smallvec![in_positions(&made, row(q))?.buffer()],
     })
+}
+
+/// All gradients in one memory, where at each position the heads of queries, keys and values are
+/// neighbours. Tasks are texts.
+fn backward_packed<T: Float>(
+    p: &Problem<'_, T>,
+    saved: &Saved<'_, T>,
+    dtype: DType,
+) -> Result<Buffers> {
+    let (hq, hk) = (p.q.heads, p.k.heads);
+    let heads = hq + 2 * hk;
+    let text = p.s * heads * p.d;
+    let mut result = Ok(());
+    let out = stored(dtype, p.heads / hq * text, |out: &mut [T]| {
+        result = parallel::try_each(p.work(), out.chunks_mut(text), |i, out| {
+            (0..hk).try_for_each(|head| {
+                let places = [head * p.group, hq + head, hq + hk + head]
+                    .map(|first| (0, Places::by_position(first, heads, p.d)));
+                backward_head(p, saved, i * hk + head, &mut [&mut *out], places)
+            })
+        });
+    })?;
+    result?;
+    Ok(smallvec![out.buffer()])
 }
 
 /// Of a row: the softmax weights in place of the scores, and the gradients of the scores in place
@@ -500,29 +616,50 @@ impl<T: Float> WeightsAndGradients<'_, T> {
     }
 }
 
+/// Where the gradients of queries, keys and values go, each in a slice of its own: of one key head
+/// alone, or of key head `head` among all of its text.
+fn gradient_places<T>(p: &Problem<'_, T>, head: usize, among_all: bool) -> [(usize, Places); 3] {
+    if !among_all {
+        return [(0, p.s, p.d), (1, p.t, p.d), (2, p.t, p.dv)]
+            .map(|(i, rows, size)| (i, Places::by_head(rows, size)));
+    }
+    let (group, heads) = (p.group, p.k.heads);
+    [
+        (0, Places::by_position(head * group, heads * group, p.d)),
+        (1, Places::by_position(head, heads, p.d)),
+        (2, Places::by_position(head, heads, p.dv)),
+    ]
+}
+
+/// The gradients of a key head and of the query heads that read it: of queries, keys and values, each
+/// in one of the slices and at these places there.
 fn backward_head<T: Float>(
     p: &Problem<'_, T>,
     saved: &Saved<'_, T>,
     key_head: usize,
-    dq: &mut [T],
-    dk: &mut [T],
-    dv: &mut [T],
+    out: &mut [&mut [T]],
+    [(dq, dq_at), (dk, dk_at), (dv, dv_at)]: [(usize, Places); 3],
 ) -> Result<()> {
     let tile = p.tile();
-    dk.fill(T::default());
-    dv.fill(T::default());
+    for i in 0..p.t {
+        out[dk][dk_at.at(0, i)..][..p.d].fill(T::default());
+        out[dv][dv_at.at(0, i)..][..p.dv].fill(T::default());
+    }
     let mut memory = [
         Memory::elements::<T>(tile * padded(p.t))?,
         Memory::elements::<T>(tile * padded(p.t))?,
     ];
     let [weights, grads] = memory.each_mut().map(|memory| memory.typed_mut::<T>());
-    for (j, dq) in dq.chunks_mut(p.s * p.d).enumerate() {
+    for j in 0..p.group {
         let head = key_head * p.group + j;
-        for (first, dq) in (0..p.s).step_by(tile).zip(dq.chunks_mut(tile * p.d)) {
-            let count = dq.len() / p.d;
+        for first in (0..p.s).step_by(tile) {
+            let count = tile.min(p.s - first);
             let keys = p.keys_of(head, first..first + count);
+            let dq_first = dq_at.at(j, first);
             if keys.is_empty() {
-                dq.fill(T::default());
+                for row in out[dq][dq_first..].chunks_mut(dq_at.row).take(count) {
+                    row[..p.d].fill(T::default());
+                }
                 continue;
             }
             let grad = saved.grad.matrix(head, first);
@@ -559,7 +696,7 @@ fn backward_head<T: Float>(
             }
             let (weights, grads) = (Matrix::dense(&*weights, step), Matrix::dense(&*grads, step));
             gemm(
-                (&mut dv[from * p.dv..keys.end * p.dv], p.dv),
+                (&mut out[dv][dv_at.at(0, from)..], dv_at.row),
                 [len, p.dv, count],
                 weights.t(),
                 grad,
@@ -567,7 +704,7 @@ fn backward_head<T: Float>(
                 Parallelism::None,
             )?;
             gemm(
-                (&mut dk[from * p.d..keys.end * p.d], p.d),
+                (&mut out[dk][dk_at.at(0, from)..], dk_at.row),
                 [len, p.d, count],
                 grads.t(),
                 p.q.matrix(head, first),
@@ -575,7 +712,7 @@ fn backward_head<T: Float>(
                 Parallelism::None,
             )?;
             gemm(
-                (dq, p.d),
+                (&mut out[dq][dq_first..], dq_at.row),
                 [count, p.d, len],
                 grads,
                 p.keys(head, from),

@@ -5,6 +5,7 @@
 //! for a while before they sleep: kernels follow each other within microseconds, and waking a
 //! thread takes longer than many of them do.
 
+use smallvec::SmallVec;
 use std::{
     any::Any,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
@@ -25,11 +26,15 @@ const AWAKE: Duration = Duration::from_millis(1);
 type Task<'a> = dyn Fn(usize) + Sync + 'a;
 
 /// A task for each number below `count`.
+///
+/// Every thread has a part of the numbers of its own, and takes those of others when it is done with
+/// them. A thread is given the same part of each job: what it wrote in one kernel is then still in its
+/// own cache when it reads it in the next.
 struct Job {
     task: *const Task<'static>,
     count: usize,
-    /// The next number that nobody has taken.
-    next: AtomicUsize,
+    /// For each thread, the next number of its part that nobody has taken.
+    next: SmallVec<[AtomicUsize; 4]>,
     /// How many are not done.
     left: AtomicUsize,
     /// How many helpers may still join.
@@ -46,12 +51,27 @@ unsafe impl Send for Job {}
 unsafe impl Sync for Job {}
 
 impl Job {
-    /// Takes numbers until there are none.
+    /// Where the part of a thread begins, and that of the one before it ends.
+    fn start(&self, thread: usize) -> usize {
+        thread * self.count / self.next.len()
+    }
+
+    /// Takes the numbers of a thread's part, then those that others have not come to.
+    fn work(&self, thread: usize) {
+        let threads = self.next.len();
+        for part in (thread..threads).chain(0..thread) {
+            self.work_on(part);
+        }
+    }
+
+    /// Takes numbers of a part until there are none.
     #[allow(unsafe_code)]
-    fn work(&self) {
-        loop {
-            let i = self.next.fetch_add(1, Ordering::Relaxed);
-            if i >= self.count {
+    fn work_on(&self, part: usize) {
+        let end = self.start(part + 1);
+        // Not by adding alone: who only looks must not count.
+        while self.next[part].load(Ordering::Relaxed) < end {
+            let i = self.next[part].fetch_add(1, Ordering::Relaxed);
+            if i >= end {
                 return;
             }
             // SAFETY: number `i` is not done, so `left` is not 0, and `run` waits until it is: what
@@ -103,7 +123,7 @@ static CREW: LazyLock<Crew> = LazyLock::new(|| {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let hired = |i: usize| {
         let name = format!("anymesh-cpu-{i}");
-        let helper = || CREW.help();
+        let helper = move || CREW.help(i);
         thread::Builder::new().name(name).spawn(helper).is_ok()
     };
     Crew {
@@ -128,7 +148,8 @@ impl Crew {
         (0..asleep.min(wanted)).for_each(|_| self.called.notify_one());
     }
 
-    fn help(&self) {
+    /// What helper number `thread`, from 1 on, does all the time.
+    fn help(&self, thread: usize) {
         let mut seen = 0;
         loop {
             let start = Instant::now();
@@ -147,7 +168,7 @@ impl Crew {
             if let Some(job) = job
                 && job.seats.fetch_sub(1, Ordering::Relaxed) > 0
             {
-                job.work();
+                job.work(thread % job.next.len());
             }
         }
     }
@@ -172,16 +193,18 @@ pub(crate) fn run(count: usize, task: &Task<'_>) {
     let task: *const Task<'static> = unsafe {
         std::mem::transmute::<*const Task<'_>, *const Task<'static>>(std::ptr::from_ref(task))
     };
+    let threads = threads.min(CREW.helpers + 1).min(count);
+    let part = |thread: usize| AtomicUsize::new(thread * count / threads);
     let job = Arc::new(Job {
         task,
         count,
-        next: AtomicUsize::new(0),
+        next: (0..threads).map(part).collect(),
         left: AtomicUsize::new(count),
         seats: AtomicIsize::new(threads as isize - 1),
         panic: Mutex::new(None),
     });
-    CREW.call(&job, (count - 1).min(threads - 1));
-    job.work();
+    CREW.call(&job, threads - 1);
+    job.work(0);
     job.wait();
     CREW.busy.store(false, Ordering::Release);
     let panic = lock(&job.panic).take();

@@ -11,6 +11,9 @@ use std::marker::PhantomData;
 /// for each other.
 const LANES: usize = 16;
 
+/// Rows of which columns are summed at a time.
+const TOGETHER: usize = 4;
+
 /// A reduction of values in order.
 pub(crate) trait Fold: Sync {
     type In: Held;
@@ -23,11 +26,12 @@ pub(crate) trait Fold: Sync {
     fn one(&self, acc: &mut Self::Acc, value: Self::In, at: usize);
     /// Takes neighbouring values from position `at` on.
     fn row(&self, acc: &mut Self::Acc, values: &[Self::In], at: usize);
-    /// Takes values `[rows, accs]`; the first row is at position `at`.
+    /// Takes values `[rows, accs]` whose rows begin `step` apart, at least as far as they are long;
+    /// the first row is at position `at`.
     #[inline(always)]
-    fn slab(&self, accs: &mut [Self::Acc], values: &[Self::In], at: usize) {
+    fn slab(&self, accs: &mut [Self::Acc], values: &[Self::In], step: usize, at: usize) {
         vectorized(|| {
-            for (r, values) in values.chunks(accs.len()).enumerate() {
+            for (r, values) in values.chunks(step).enumerate() {
                 for (acc, value) in accs.iter_mut().zip(values) {
                     self.one(acc, *value, at + r);
                 }
@@ -137,11 +141,41 @@ impl<T: Float> Fold for SumFloat<T> {
     fn row(&self, acc: &mut f64, values: &[T], _: usize) {
         *acc += lanes(values, 0.0, |sum, v| sum + v.wide(), |a, b| a + b);
     }
+    fn slab(&self, accs: &mut [f64], values: &[T], step: usize, _: usize) {
+        dispatch(Columns(accs, values, step));
+    }
     fn join(&self, acc: f64, later: f64) -> f64 {
         acc + later
     }
     fn finish(&self, acc: f64) -> T {
         T::narrow(acc * self.scale)
+    }
+}
+
+/// Sums of columns: what they had before, values, and how far apart the rows of those begin.
+struct Columns<'a, T>(&'a mut [f64], &'a [T], usize);
+
+impl<T: Float> Kernel for Columns<'_, T> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let Columns(accs, values, step) = self;
+        let n = accs.len();
+        // Several rows at a time, so that sums are read and written less often than values.
+        for rows in values.chunks(TOGETHER * step) {
+            if rows.len() < (TOGETHER - 1) * step + n {
+                for row in rows.chunks(step) {
+                    accs.iter_mut()
+                        .zip(row)
+                        .for_each(|(sum, x)| *sum += x.wide());
+                }
+                continue;
+            }
+            let [a, b, c, d] = [0, 1, 2, 3].map(|r| &rows[r * step..r * step + n]);
+            for (i, sum) in accs.iter_mut().enumerate() {
+                *sum = *sum + a[i].wide() + b[i].wide() + c[i].wide() + d[i].wide();
+            }
+        }
     }
 }
 
@@ -220,16 +254,15 @@ impl<T: Float> Fold for LogSumExp<T> {
         }
         *acc = log_sum_exp_step::<T>(*acc, (top, sum));
     }
-    fn slab(&self, accs: &mut [(f64, f64)], values: &[T], _: usize) {
+    fn slab(&self, accs: &mut [(f64, f64)], values: &[T], step: usize, _: usize) {
         // The two halves of the accumulators apart, so that the loop over columns vectorises.
         const WIDTH: usize = 64;
-        let columns = accs.len();
         for (i, accs) in accs.chunks_mut(WIDTH).enumerate() {
             let (mut tops, mut sums) = ([0.0; WIDTH], [0.0; WIDTH]);
             for (c, acc) in accs.iter().enumerate() {
                 (tops[c], sums[c]) = *acc;
             }
-            for row in values.chunks(columns) {
+            for row in values.chunks(step) {
                 let row = &row[i * WIDTH..i * WIDTH + accs.len()];
                 dispatch(LogSumExpColumns(&mut tops, &mut sums, row));
             }

@@ -13,6 +13,7 @@ use anymesh_kernel::{
     DType, Dims, Result, View,
     backend::{Affine, MapInput},
 };
+use smallvec::SmallVec;
 use std::ops::Range;
 
 /// One operand, with strides for the grid's dimensions.
@@ -22,7 +23,8 @@ pub(crate) struct Source<'a> {
     pub(crate) dtype: DType,
     offset: isize,
     strides: Dims<isize>,
-    window: Option<Window>,
+    /// Seldom there, and large.
+    window: Option<Box<Window>>,
     /// Whether positions that follow each other are equally far apart throughout.
     even: bool,
 }
@@ -58,14 +60,18 @@ pub(crate) struct Grid<'a> {
     /// At least one dimension.
     dims: Dims<usize>,
     pub(crate) len: usize,
-    pub(crate) sources: Vec<Source<'a>>,
-    forms: Vec<Source<'a>>,
+    pub(crate) sources: Sources<'a>,
+    forms: Sources<'a>,
 }
+
+/// Operands, mostly few.
+type Sources<'a> = SmallVec<[Source<'a>; 2]>;
 
 impl<'a> Source<'a> {
     fn new(view: &'a View, window: Option<&Dims<isize>>, dims: &[usize]) -> Result<Self> {
         let layout = &view.layout;
-        let (mut offset, strides) = (layout.offset as isize, layout.strides.clone());
+        let mut offset = layout.offset as isize;
+        let strides = Dims::from_slice(&layout.strides);
         let window = window.and_then(|origin| {
             let mut window = Window {
                 start: Dims::new(),
@@ -83,7 +89,7 @@ impl<'a> Source<'a> {
             }
             (0..dims.len())
                 .any(|d| !window.is_full(d, dims[d]))
-                .then_some(window)
+                .then(|| Box::new(window))
         });
         Ok(Self {
             bytes: bytes_of(&view.buffer)?,
@@ -109,7 +115,7 @@ impl<'a> Source<'a> {
     fn permute(&mut self, order: &[usize]) {
         self.strides = order.iter().map(|d| self.strides[*d]).collect();
         if let Some(window) = &mut self.window {
-            *window = Window {
+            **window = Window {
                 start: order.iter().map(|d| window.start[*d]).collect(),
                 size: order.iter().map(|d| window.size[*d]).collect(),
             };
@@ -143,10 +149,10 @@ impl<'a> Grid<'a> {
         indices: &[Affine],
         order: Option<&[usize]>,
     ) -> Result<Self> {
-        let sources = inputs
-            .iter()
-            .map(|i| Source::new(&i.view, i.window.as_ref(), dims))
-            .collect::<Result<Vec<_>>>()?;
+        let mut sources = Sources::new();
+        for input in inputs {
+            sources.push(Source::new(&input.view, input.window.as_ref(), dims)?);
+        }
         let forms = indices.iter().map(Source::form).collect();
         Ok(Self::merged(dims, sources, forms, order))
     }
@@ -156,18 +162,18 @@ impl<'a> Grid<'a> {
         let sources = views
             .iter()
             .map(|view| Source::new(view, None, dims))
-            .collect::<Result<Vec<_>>>()?;
-        Ok(Self::merged(dims, sources, vec![], None))
+            .collect::<Result<_>>()?;
+        Ok(Self::merged(dims, sources, Sources::new(), None))
     }
 
     fn merged(
         dims: &[usize],
-        mut sources: Vec<Source<'a>>,
-        mut forms: Vec<Source<'a>>,
+        mut sources: Sources<'a>,
+        mut forms: Sources<'a>,
         order: Option<&[usize]>,
     ) -> Self {
         let len = dims.iter().product();
-        let mut dims: Dims = dims.into();
+        let mut dims = Dims::from_slice(dims);
         if let Some(order) = order {
             dims = order.iter().map(|d| dims[*d]).collect();
             sources
@@ -307,6 +313,19 @@ impl<'a> Grid<'a> {
         let mut first = None;
         self.runs(source, range.clone(), |_, at, _, _| first = Some(at));
         first
+    }
+
+    /// The elements of operand `k` for all positions, where they lie one after the other as they are
+    /// held.
+    pub(crate) fn in_place<T: Held>(&self, k: usize) -> Option<&[T]> {
+        let source = &self.sources[k];
+        let dense = source.even && self.step(k) == 1 && source.window.is_none();
+        let held = is_held_as_stored(source.dtype) && source.dtype.kind() == T::KIND;
+        if !dense || !held || source.dtype == DType::Bool {
+            return None;
+        }
+        let start = usize::try_from(source.offset).ok()?;
+        typed(source.bytes).get(start..start + self.len)
     }
 
     /// Reads a block of an operand.

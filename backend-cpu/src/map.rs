@@ -391,6 +391,14 @@ impl<'a> BoundProgram<'a> {
         frame.src(self.program.outputs[o].0)
     }
 
+    /// The memory of all positions in order, where the program does no more than read them there.
+    pub(crate) fn in_place<T: Held>(&self) -> Option<&[T]> {
+        match (self.program.insts.as_slice(), &self.program.outputs[..]) {
+            ([Inst::Load(0)], [(0, _)]) => self.grid.in_place(0),
+            _ => None,
+        }
+    }
+
     /// What the program stores.
     pub(crate) fn outputs(&self) -> &[(Reg, DType)] {
         &self.program.outputs
@@ -416,10 +424,10 @@ pub(crate) fn map(call: &MapCall) -> Result<Buffers> {
     let straight = copy::straightened(&call.inputs)?;
     let plan = BoundProgram::new(call, straight.as_deref().unwrap_or(&call.inputs), None)?;
     let outputs = &call.program.outputs;
-    let mut memories = outputs
-        .iter()
-        .map(|(_, dtype)| Memory::new(plan.len().saturating_mul(dtype.size())))
-        .collect::<Result<SmallVec<[_; 1]>>>()?;
+    let mut memories = SmallVec::<[Memory; 1]>::new();
+    for (_, dtype) in outputs {
+        memories.push(Memory::new(plan.len().saturating_mul(dtype.size()))?);
+    }
     let mut rest: [&mut [u8]; anymesh_kernel::map::MAX_OUTPUTS] = Default::default();
     for (rest, memory) in rest.iter_mut().zip(&mut memories) {
         *rest = memory.bytes_mut();

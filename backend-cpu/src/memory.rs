@@ -64,10 +64,12 @@ impl Kept {
         Some(memory)
     }
 
-    /// The smallest that is large enough and not much larger.
+    /// The smallest that is large enough and not much larger; of those the one that was freed last,
+    /// of which a cache may still hold something.
     fn take(&mut self, count: usize) -> Option<Vec<u64>> {
         let fits = (count, 0)..=(count.saturating_add(count / 4), u64::MAX);
-        let (size, number) = *self.by_size.range(fits).next()?.0;
+        let size = self.by_size.range(fits).next()?.0.0;
+        let (_, number) = *self.by_size.range(..=(size, u64::MAX)).next_back()?.0;
         self.remove(size, number)
     }
 

@@ -168,14 +168,38 @@ impl<T: Float> Product<'_, T> {
                             // A part of the next panel, which then is nearer when it is needed.
                             let (next, step) = self.panel(j + 1, depth.start);
                             let some = part(i, count, depth.len());
-                            self.tiles
-                                .fetch(&next[some.start * step..], step, some.len());
+                            let sizes = [some.len(), self.tiles.columns];
+                            self.tiles.fetch(&next[some.start * step..], step, sizes);
+                        }
+                        if !in_place {
+                            let nth = (j - panels.start) * count + i;
+                            self.fetch_left(&rows, &depth, nth, panels.len() * count);
                         }
                         self.tile(row, height, left, right, j, &depth);
                     }
                 }
             }
         })
+    }
+
+    /// Brings a part of the rows behind `rows` nearer: part `i` of `count` of as many rows. Their
+    /// turn comes next, and while tiles are computed memory has nothing else to do.
+    fn fetch_left(&self, rows: &Range<usize>, depth: &Range<usize>, i: usize, count: usize) {
+        let Matrix {
+            data,
+            start,
+            rows: step,
+            cols,
+        } = self.left;
+        let some = part(i, count, rows.len());
+        let (first, last) = (rows.end + some.start, self.rows.min(rows.end + some.end));
+        if cols != 1 || step <= 0 || first >= last {
+            return;
+        }
+        let step = step as usize;
+        if let Some(data) = data.get(start + first * step + depth.start..) {
+            self.tiles.fetch(data, step, [last - first, depth.len()]);
+        }
     }
 
     /// A tile: `height` rows from `row` on of panel `j`, over one block of the inner dimension.
@@ -254,10 +278,14 @@ impl<T: Float> Product<'_, T> {
         if threads == 1 {
             return (0..fit).try_for_each(|i| self.task(part(i, fit, self.rows), 0..panels));
         }
-        // Several tasks for each thread, because not all are equally fast; by columns only where
-        // there are few rows, which are packed for each of them anew.
-        let enough = 4 * threads;
+        // Several tasks for each thread, because not all are equally fast, and as many for each; by
+        // columns only where there are few rows, which are packed for each of them anew.
+        let enough = 3 * threads;
         let down = self.rows.div_ceil(2 * tallest).min(enough).max(fit);
+        let down = match down > threads {
+            true => down.next_multiple_of(threads),
+            false => down,
+        };
         let across = enough.div_ceil(down).min(panels.div_ceil(4));
         parallel::try_each(usize::MAX, 0..down * across, |_, i| {
             self.task(

@@ -164,7 +164,7 @@ fn small_units<F: Fold>(
                 let len = accs.len() / space.inner * unit;
                 with_values(plan.block(start..start + len, scratch)?, len, |values| {
                     for (accs, values) in accs.chunks_mut(space.inner).zip(values.chunks(unit)) {
-                        slab(fold, accs, values, 0);
+                        slab(fold, accs, values, space.inner, 0);
                     }
                 });
             }
@@ -182,8 +182,17 @@ fn large_units<F: Fold>(
 ) -> Result<()> {
     // One piece: some columns (all, where they fit a block) of one part of one outer position.
     let piece = |o: usize, part: usize, tile: usize, accs: &mut [F::Acc]| {
+        let rows = part * space.part..((part + 1) * space.part).min(space.reduced);
+        if accs.len() > 1
+            && let Some(values) = plan.in_place::<F::In>()
+        {
+            // All rows at once, so that accumulators need not be written between them.
+            let start = (o * space.reduced + rows.start) * space.inner + tile * BLOCK;
+            let len = (rows.len() - 1) * space.inner + accs.len();
+            fold.slab(accs, &values[start..start + len], space.inner, rows.start);
+            return Ok(());
+        }
         Scratch::with(|scratch| {
-            let rows = part * space.part..((part + 1) * space.part).min(space.reduced);
             let at_once = if accs.len() == space.inner {
                 (BLOCK / space.inner).max(1)
             } else {
@@ -193,8 +202,9 @@ fn large_units<F: Fold>(
                 let count = at_once.min(rows.end - r);
                 let start = (o * space.reduced + r) * space.inner + tile * BLOCK;
                 let len = count * accs.len();
+                let step = accs.len();
                 with_values(plan.block(start..start + len, scratch)?, len, |values| {
-                    slab(fold, accs, values, r)
+                    slab(fold, accs, values, step, r)
                 });
             }
             Ok(())
@@ -223,10 +233,10 @@ fn with_values<T: Held>(src: Src<'_, T>, len: usize, f: impl FnOnce(&[T])) {
 
 /// Folds values `[rows, inner]` into `inner` accumulators; the first row is number `at` of its
 /// reduction.
-fn slab<F: Fold>(fold: &F, accs: &mut [F::Acc], values: &[F::In], at: usize) {
+fn slab<F: Fold>(fold: &F, accs: &mut [F::Acc], values: &[F::In], step: usize, at: usize) {
     match accs {
         [acc] => fold.row(acc, values, at),
-        _ => fold.slab(accs, values, at),
+        _ => fold.slab(accs, values, step, at),
     }
 }
 

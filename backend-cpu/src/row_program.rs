@@ -253,7 +253,7 @@ impl<T: Float> Work<'_, T> {
                         let sums = &mut sums[first..first + len];
                         for row in 0..rows {
                             match part.bound.output::<T>(o, scratch, row, len) {
-                                Src::Many(values) => self.sum.slab(sums, values, 0),
+                                Src::Many(values) => self.sum.slab(sums, values, len, 0),
                                 Src::One(value) => {
                                     sums.iter_mut().for_each(|sum| *sum += value.wide())
                                 }

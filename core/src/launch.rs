@@ -9,11 +9,11 @@ use crate::{
 
 /// Runs a kernel with plain operands that lie on `mesh`, and gives a tensor for each output.
 pub(crate) fn launch(mesh: &Mesh, kernel: impl Into<Kernel>) -> Result<Outputs> {
-    let views = mesh.device(0).launch(kernel)?;
-    Ok(views
-        .into_iter()
-        .map(|view| Tensor::from_view(view, mesh))
-        .collect())
+    let mut outputs = Outputs::new();
+    for view in mesh.device(0).launch(kernel)? {
+        outputs.push(Tensor::from_view(view, mesh));
+    }
+    Ok(outputs)
 }
 
 /// [`launch`] of a kernel with one output, which to the op has another shape of as many elements.

@@ -234,17 +234,18 @@ impl Device {
         // A device around another one gives values that may have no memory yet: the other one counts
         // what it makes.
         let counts = self.backend().inner().is_none();
-        let view = |(mut buffer, (dtype, shape)): (Buffer, _)| {
+        let mut views = Views::new();
+        for (mut buffer, (dtype, shape)) in buffers.into_iter().zip(outputs) {
             if counts {
                 buffer.count(&self.0.memory);
             }
-            View {
+            views.push(View {
                 buffer,
                 dtype,
                 layout: Layout::contiguous(shape),
-            }
-        };
-        buffers.into_iter().zip(outputs).map(view).collect()
+            });
+        }
+        views
     }
 
     /// The memory that tensors hold here, on every handle of this device. On a device without

@@ -4,7 +4,7 @@ use crate::{Shape, shape::Dims};
 
 /// Shape, strides and offset, all in elements. Strides may be zero (expanded) or negative
 /// (flipped).
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash)]
 pub struct Layout {
     /// The dimensions.
     pub shape: Shape,
@@ -12,6 +12,16 @@ pub struct Layout {
     pub strides: Dims<isize>,
     /// Position of element `[0, 0, ..]`.
     pub offset: usize,
+}
+
+impl Clone for Layout {
+    fn clone(&self) -> Self {
+        Self {
+            shape: self.shape.clone(),
+            strides: Dims::from_slice(&self.strides),
+            offset: self.offset,
+        }
+    }
 }
 
 impl Layout {

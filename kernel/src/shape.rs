@@ -7,8 +7,15 @@ use smallvec::SmallVec;
 pub type Dims<T = usize> = SmallVec<[T; 6]>;
 
 /// The dimensions of a tensor. Rank 0 (one element) and zero-sized dimensions are ordinary.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, PartialEq, Eq, Hash, Default)]
 pub struct Shape(Dims);
+
+impl Clone for Shape {
+    fn clone(&self) -> Self {
+        // As a slice: `SmallVec` clones one by one, and every op clones several shapes.
+        Self(Dims::from_slice(&self.0))
+    }
+}
 
 impl Shape {
     /// The shape of a 0-d tensor.

@@ -40,14 +40,14 @@ pub(crate) struct Tiles<T> {
 }
 
 impl<T> Tiles<T> {
-    /// Brings the first elements of some rows, as many as a tile has columns, nearer.
+    /// Brings the first `columns` elements of some rows, which begin `step` apart, nearer.
     #[cfg(target_arch = "x86_64")]
     #[allow(unsafe_code)]
-    pub(crate) fn fetch(&self, data: &[T], step: usize, rows: usize) {
+    pub(crate) fn fetch(&self, data: &[T], step: usize, [rows, columns]: [usize; 2]) {
         use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
         let line = 64 / size_of::<T>();
         for row in 0..rows {
-            for at in (0..self.columns).step_by(line) {
+            for at in (0..columns).step_by(line) {
                 if let Some(element) = data.get(row * step + at) {
                     // SAFETY: every machine of this kind has the instruction, and it changes
                     // nothing.
@@ -59,7 +59,7 @@ impl<T> Tiles<T> {
 
     /// Nothing: other machines have no tiles.
     #[cfg(not(target_arch = "x86_64"))]
-    pub(crate) fn fetch(&self, _data: &[T], _step: usize, _rows: usize) {}
+    pub(crate) fn fetch(&self, _data: &[T], _step: usize, _sizes: [usize; 2]) {}
 }
 
 /// A type that some machines have tiles for.

@@ -61,10 +61,12 @@ pub(super) fn by_columns<T: Float>(product: Product<'_, T>, threads: usize) -> R
             pack_all(product.left, panels, depth.clone(), own);
         });
         let packed = &*packed;
-        let tasks = if threads > 1 {
-            panels.min(4 * threads)
-        } else {
-            1
+        // Each reads all of the left operand: not more of them than pack several panels together.
+        let tasks = match threads {
+            1 => 1,
+            _ => (panels.div_ceil(TOGETHER))
+                .clamp(threads, 4 * threads)
+                .min(panels),
         };
         let work = if threads > 1 { usize::MAX } else { 0 };
         parallel::try_each(work, 0..tasks, |_, i| {
@@ -95,8 +97,14 @@ fn columns<T: Float>(
                     at: (j - first) * size,
                 });
                 pack_all(right.t(), lines, depth.clone(), memory);
-                for (j, panel) in some.zip(memory.chunks(size)) {
+                let columns = some.start * width..product.columns.min(some.end * width);
+                let tiles = some.len() * count;
+                for (n, (j, panel)) in some.zip(memory.chunks(size)).enumerate() {
                     for i in 0..count {
+                        // A part of what is packed next, which is near then.
+                        let next = part(n * count + i, tiles, depth.len());
+                        let next = depth.end + next.start..depth.end + next.end;
+                        fetch(product, right, next, &columns);
                         let own = part(i, count, rows);
                         let at = rows * depth.start + own.start * depth.len();
                         let left = (&packed[at..], 1, own.len());
@@ -106,4 +114,23 @@ fn columns<T: Float>(
             }
         }
     })
+}
+
+/// Brings a part of the right operand nearer.
+fn fetch<T: Float>(
+    product: &Product<'_, T>,
+    right: Matrix<'_, T>,
+    rows: Range<usize>,
+    columns: &Range<usize>,
+) {
+    let end = product.depth.min(rows.end);
+    if right.cols != 1 || right.rows <= 0 || rows.start >= end {
+        return;
+    }
+    let step = right.rows as usize;
+    let at = right.start + rows.start * step + columns.start;
+    if let Some(data) = right.data.get(at..) {
+        let sizes = [end - rows.start, columns.len()];
+        product.tiles.fetch(data, step, sizes);
+    }
 }

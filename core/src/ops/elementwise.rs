@@ -17,9 +17,9 @@ use crate::grad::{self, Back, record1};
 use crate::{
     DType, Error, MapProgram, Result, Scalar, Tensor,
     map::{Builder, Val},
+    table::Table,
 };
 use smallvec::SmallVec;
-use std::{cell::RefCell, collections::HashMap};
 
 /// An operand of an elementwise op: a tensor, or a number.
 #[derive(Clone, Copy, Debug)]
@@ -227,16 +227,12 @@ impl Elementwise {
     #[track_caller]
     pub fn apply(&self, args: &[Arg<'_>]) -> Result<Tensor> {
         let op = self.info.name;
-        let tensors: SmallVec<[&Tensor; 3]> = args
-            .iter()
-            .filter_map(|a| {
-                if let Arg::Tensor(t) = a {
-                    Some(*t)
-                } else {
-                    None
-                }
-            })
-            .collect();
+        let mut tensors = SmallVec::<[&Tensor; 4]>::new();
+        for arg in args {
+            if let Arg::Tensor(tensor) = arg {
+                tensors.push(tensor);
+            }
+        }
         if tensors.is_empty() || args.len() != self.formula.arity() {
             return Err(Error::argument(
                 op,
@@ -440,11 +436,26 @@ pub(crate) fn number(op: &'static str, value: Scalar, dtype: DType) -> Result<Sc
 
 /// Identifies a program that core builds: the op, the dtype it computes in, and where each operand
 /// comes from.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Key {
     pub(crate) op: &'static str,
     pub(crate) dtype: DType,
     pub(crate) slots: [Slot; 4],
+}
+
+impl std::hash::Hash for Key {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        // One word, because every small op asks: the ends of its name stand for it.
+        let name = self.op.as_bytes();
+        let [first, last] = [name.first(), name.last()].map(|b| b.copied().unwrap_or(0));
+        let [a, b, c, d] = self.slots.map(|slot| match slot {
+            Slot::Empty => 0,
+            Slot::Param => 1,
+            Slot::Load(dtype) => 2 + dtype as u8,
+        });
+        let rest = [self.dtype as u8, a, b, c, d, first, last, name.len() as u8];
+        state.write_u64(u64::from_le_bytes(rest));
+    }
 }
 
 /// Where an operand of a program comes from.
@@ -473,13 +484,13 @@ pub(crate) fn cached(
     build: impl FnOnce(&Builder) -> Result<MapProgram>,
 ) -> Result<MapProgram> {
     thread_local! {
-        static PROGRAMS: RefCell<HashMap<Key, MapProgram>> = RefCell::default();
+        static PROGRAMS: Table<Key, MapProgram> = Table::default();
     }
-    if let Some(program) = PROGRAMS.with_borrow(|all| all.get(&key).cloned()) {
+    if let Some(program) = PROGRAMS.with(|all| all.get(&key)) {
         return Ok(program);
     }
     let program = build(&Builder::new())?;
-    PROGRAMS.with_borrow_mut(|all| all.insert(key, program.clone()));
+    PROGRAMS.with(|all| all.insert(key, program.clone()));
     Ok(program)
 }
 

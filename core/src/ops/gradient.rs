@@ -2,7 +2,7 @@
 //! `map/derive.rs`).
 
 use super::{
-    Map, MapRule, Operand,
+    Map, MapRule,
     reduce::{Reduce, spread, summed},
 };
 use crate::{
@@ -179,14 +179,6 @@ pub(crate) fn sum_to(op: &'static str, gradient: &Tensor, shape: &Shape) -> Resu
 }
 
 impl Map<'_> {
-    /// Runs the program over operands that broadcast to its shape, without a gradient.
-    #[track_caller]
-    fn run_on(&self, tensors: &[&Tensor]) -> Result<Outputs> {
-        let operands: SmallVec<[Operand<'_>; 6]> =
-            tensors.iter().map(|t| Operand::from(*t)).collect();
-        self.run(&operands, tensors[0].device())
-    }
-
     /// Runs the program over operands that broadcast to its shape, and remembers how to compute its
     /// gradient. There is at least one operand.
     #[track_caller]

@@ -478,7 +478,7 @@ impl Tensor {
 
     /// [`linear`](Self::linear) of this tensor with each of several weights, which may have a bias:
     /// queries, keys and values, or the gate and the value of an MLP. On a mesh this tensor is
-    /// brought once, to where it costs least for all of them together. On a GPU it may be one
+    /// brought once, to where it costs least for all of them together. Many rows may be one
     /// product, whose parts the results are.
     ///
     /// ```

@@ -96,10 +96,28 @@ impl<'a> Map<'a> {
     /// results launch nothing.
     #[track_caller]
     pub(crate) fn run(&self, operands: &[Operand<'_>], device: &Device) -> Result<Outputs> {
-        let (op, shape, outputs) = (self.op, self.shape, &self.program.outputs);
         let tensors: SmallVec<[&Tensor; 3]> = operands.iter().map(|o| o.tensor).collect();
-        if !plain(op, &tensors)? {
-            return self.run_parts(operands, &tensors);
+        self.run_at(&tensors, |k| operands[k].window.as_ref(), device)
+    }
+
+    /// Runs the program over operands that broadcast to its shape.
+    #[track_caller]
+    pub(crate) fn run_on(&self, tensors: &[&Tensor]) -> Result<Outputs> {
+        self.run_at(tensors, |_| None, tensors[0].device())
+    }
+
+    /// [`run`](Self::run) of tensors and where each of them is placed.
+    #[track_caller]
+    fn run_at<'w>(
+        &self,
+        tensors: &[&Tensor],
+        window: impl Fn(usize) -> Option<&'w Dims<isize>>,
+        device: &Device,
+    ) -> Result<Outputs> {
+        let (op, shape, outputs) = (self.op, self.shape, &self.program.outputs);
+        if !plain(op, tensors)? {
+            let placed = (0..tensors.len()).any(|k| window(k).is_some());
+            return self.run_parts(tensors, placed);
         }
         if shape.checked_numel(op)? == 0 {
             let empty = |(_, dtype): &(_, DType)| match tensors.first() {
@@ -111,7 +129,8 @@ impl<'a> Map<'a> {
             };
             return outputs.iter().map(empty).collect();
         }
-        let call = self.call(operands, device)?;
+        self.check(device)?;
+        let call = self.call_at(tensors, window)?;
         match tensors.first() {
             Some(first) => launch(first.mesh(), call),
             None => launch(&Mesh::single(device), call),
@@ -120,9 +139,9 @@ impl<'a> Map<'a> {
 
     /// [`run`](Self::run) on a mesh, by its rule.
     #[track_caller]
-    fn run_parts(&self, operands: &[Operand<'_>], tensors: &[&Tensor]) -> Result<Outputs> {
+    fn run_parts(&self, tensors: &[&Tensor], placed: bool) -> Result<Outputs> {
         let (op, shape) = (self.op, self.shape);
-        if operands.iter().any(|o| o.window.is_some()) {
+        if placed {
             return Err(Error::argument(
                 op,
                 "operands",
@@ -146,7 +165,7 @@ impl<'a> Map<'a> {
         };
         call.on_behalf_of(op).run(|l| {
             let region = l.region(0, shape);
-            let parts: SmallVec<[Operand<'_>; 3]> = l.inputs.iter().map(Operand::from).collect();
+            let parts: SmallVec<[&Tensor; 3]> = l.inputs.iter().collect();
             let indices: SmallVec<[Affine; 2]> = self
                 .indices
                 .iter()
@@ -157,7 +176,7 @@ impl<'a> Map<'a> {
                 indices: &indices,
                 ..*self
             }
-            .run(&parts, l[0].device())
+            .run_on(&parts)
         })
     }
 
@@ -165,7 +184,8 @@ impl<'a> Map<'a> {
     /// cannot do what the program asks.
     pub(crate) fn call(&self, operands: &[Operand<'_>], device: &Device) -> Result<MapCall> {
         self.check(device)?;
-        self.call_of(operands)
+        let tensors: SmallVec<[&Tensor; 3]> = operands.iter().map(|o| o.tensor).collect();
+        self.call_at(&tensors, |k| operands[k].window.as_ref())
     }
 
     /// Whether a device can do what the program asks.
@@ -175,8 +195,12 @@ impl<'a> Map<'a> {
         for (_, dtype) in &self.program.outputs {
             device.check(*dtype, 0)?;
         }
+        let mut known = None;
         for kind in &self.program.kinds {
-            device.check(kind.dtype(), 0)?;
+            // Mostly they are all the same.
+            if known.replace(*kind) != Some(*kind) {
+                device.check(kind.dtype(), 0)?;
+            }
         }
         if needs_f64_math(self.program) {
             need_float_math(self.op, device, DType::F64)?;
@@ -184,23 +208,29 @@ impl<'a> Map<'a> {
         Ok(())
     }
 
-    /// [`call`](Self::call) of a device that was [asked](Self::check).
-    pub(crate) fn call_of(&self, operands: &[Operand<'_>]) -> Result<MapCall> {
-        let input = |operand: &Operand<'_>| {
-            let mut view = operand.tensor.view()?;
-            if operand.window.is_none() && view.layout.shape != *self.shape {
+    /// [`call`](Self::call) of tensors and where each of them is placed, on a device that was
+    /// [asked](Self::check).
+    pub(crate) fn call_at<'w>(
+        &self,
+        tensors: &[&Tensor],
+        window: impl Fn(usize) -> Option<&'w Dims<isize>>,
+    ) -> Result<MapCall> {
+        let mut inputs = SmallVec::new();
+        for (k, tensor) in tensors.iter().enumerate() {
+            let (mut view, window) = (tensor.view()?, window(k));
+            if window.is_none() && view.layout.shape != *self.shape {
                 view.layout = view.layout.expand(self.shape);
             }
-            Ok(MapInput {
+            inputs.push(MapInput {
                 view,
-                window: operand.window.clone(),
-            })
-        };
+                window: window.cloned(),
+            });
+        }
         Ok(MapCall {
             op: self.op,
             program: self.program.clone(),
             shape: self.shape.clone(),
-            inputs: operands.iter().map(input).collect::<Result<_>>()?,
+            inputs,
             indices: self.indices.into(),
             params: self.params.into(),
         })

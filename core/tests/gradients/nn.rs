@@ -560,3 +560,41 @@ fn smooth_functions_have_second_derivatives_at_zero_too() -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn linear_maps_of_many_rows_together_have_the_gradients_of_each() -> Result<()> {
+    let leaf = |shape: &[usize], k: f64| waves(shape, k)?.require_grad();
+    let x = leaf(&[2, 600, 12], 0.11)?;
+    let mut maps = vec![];
+    for (i, rows) in [12, 9, 5].into_iter().enumerate() {
+        let k = 0.2 + 0.1 * i as f64;
+        maps.push((leaf(&[rows, 12], k)?, leaf(&[rows], k + 0.05)?));
+    }
+    for biased in [true, false] {
+        let pairs: Vec<(&Tensor, Option<&Tensor>)> = (maps.iter())
+            .map(|(w, b)| (w, biased.then_some(b)))
+            .collect();
+        let together = x.linear_each(&pairs)?;
+        let each = (pairs.iter().map(|(w, b)| x.linear(w, *b))).collect::<Result<Vec<_>>>()?;
+        // Parts of one tensor: one product.
+        assert!(together[0].shares_memory(&together[2]));
+        let mut gradients = vec![];
+        for out in [&together, &each] {
+            // The second result is not used.
+            let loss = out[0].square()?.sum_all()?.add(&out[2].sum_all()?)?;
+            gradients.push(loss.backward()?);
+        }
+        for (a, b) in together.iter().zip(&each) {
+            close(a, b, "result")?;
+        }
+        let weights = [0, 2].map(|i| [&maps[i].0, &maps[i].1]);
+        for leaf in std::iter::once(&x).chain(weights.iter().flatten().copied()) {
+            let [a, b] = [0, 1].map(|i| gradients[i].get(leaf));
+            match (a?, b?) {
+                (Some(a), Some(b)) => close(&a, &b, "gradient")?,
+                (a, b) => assert_eq!(a.is_some(), b.is_some()),
+            }
+        }
+    }
+    Ok(())
+}

@@ -242,8 +242,11 @@ impl Kernel {
         let like = |view: &View| (view.dtype, view.layout.shape.clone());
         match self {
             Kernel::Map(call) => {
-                let output = |(_, dtype): &(_, DType)| (*dtype, call.shape.clone());
-                call.program.outputs.iter().map(output).collect()
+                let mut outputs = OutputTypes::new();
+                for (_, dtype) in &call.program.outputs {
+                    outputs.push((*dtype, call.shape.clone()));
+                }
+                outputs
             }
             Kernel::Reduce(call) => {
                 let kept = (0..call.map.shape.rank()).filter(|d| !call.axes.contains(d));

@@ -7,7 +7,6 @@ use crate::{
     grad::is_recording,
     map::{MapProgram, Val},
     observe,
-    ops::Operand,
     spmd::plain,
 };
 use smallvec::SmallVec;
@@ -147,8 +146,6 @@ impl<'a> Expr<'a> {
                 }
                 let last = groups.len() - 1;
                 let group = &mut groups[known.unwrap_or(last)];
-                let operands: SmallVec<[Operand<'_>; 6]> =
-                    of_rank.iter().map(|t| Operand::from(*t)).collect();
                 let map = expr.over(&group.program, &shape);
                 if new {
                     map.check(device)?;
@@ -157,7 +154,7 @@ impl<'a> Expr<'a> {
                     true => over(i),
                     false => vec![],
                 };
-                let kernel = map.call_of(&operands)?.into();
+                let kernel = map.call_at(&of_rank, |_| None)?.into();
                 group.launches.push((part, Launch { kernel, over }));
             }
         }

@@ -8,8 +8,9 @@ use crate::{
 };
 use smallvec::{SmallVec, smallvec};
 
-/// The least rows for which weights are brought side by side: below, that costs more than it saves.
-const LEAST_ROWS: usize = 256;
+/// The least rows for which weights are brought side by side, on a device that launches kernels and
+/// on the host: below, that costs more than it saves.
+const LEAST_ROWS: [usize; 2] = [256, 1024];
 
 impl Tensor {
     /// [`linear_each`](Tensor::linear_each) by one product with all weights side by side; `None`
@@ -93,8 +94,8 @@ impl Tensor {
         Ok(Some(out.into_vec()))
     }
 
-    /// Whether weights are of one kind, on one device that launches kernels, with enough rows here
-    /// for a product of all, and small beside them: gradients have to be brought side by side too.
+    /// Whether weights are of one kind, on one device, with enough rows here for a product of all, and
+    /// small beside them: gradients have to be brought side by side too.
     fn is_together(&self, weights: &[(&Tensor, Option<&Tensor>)]) -> bool {
         let Some((first, bias)) = weights.first() else {
             return false;
@@ -116,6 +117,7 @@ impl Tensor {
         }
         let all: usize = weights.iter().map(|(w, _)| w.dims()[0]).sum();
         let rows = self.numel() / inner.max(1);
-        rows >= LEAST_ROWS.max(all / 8) && all <= 3 * inner && device.runs_kernels()
+        let least = LEAST_ROWS[usize::from(!device.runs_kernels())];
+        rows >= least.max(all / 8) && all <= 3 * inner && device.has_values()
     }
 }
