@@ -421,16 +421,14 @@ fn added(cases: &mut Cases) {
                 let mut sums = Gradients::default();
                 sums.set(&w, data(d, wide, &[24, 48], View::Contiguous, 54)?)?;
                 sums.set(&right, data(d, wide, &[48, 24], View::Contiguous, 55)?)?;
-                for _ in 0..2 {
+                // A sum that was rounded may cancel: small ones are added to once.
+                for _ in 0..wide.size().min(4) / 2 {
                     let both =
                         (x.linear(&w, None)?.mul(&seed)?).add(&x.matmul(&right)?.mul(&seed)?)?;
                     sums = both.sum(&[], false)?.backward_onto(sums)?;
                 }
                 Ok(vec![sums.of(&w)?, sums.of(&right)?])
             });
-            if wide.size() < 4 {
-                cases.rounds_twice();
-            }
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The gradients of products.
 
-use super::{Ready, local_product, product};
+use super::{Ready, biased, local_product, product};
 use crate::{
     DType, Dims, Layout, Result, Shape, Tensor,
     backend::{Addend, Kernel, ReduceOp},
@@ -67,7 +67,11 @@ pub(super) fn product_onto(
     };
     match added_at_once(op, a, b, &sum, sum.is_sole())? {
         Some(out) => Ok(out),
-        None => sum.add(&product_as(op, a, b, sum.dtype())?),
+        // Rounded once, as by the kernel.
+        None => {
+            let wide = product_as(op, a, b, sum.dtype().kind().dtype())?;
+            biased(op, &wide, &sum, sum.dtype())
+        }
     }
 }
 
