@@ -210,14 +210,15 @@ impl Drop for Library {
 }
 
 /// Whether the library may compute a product that is more than one, on any GPU: no scales, and a bias
-/// that is of the dtype of factors and result. It adds to anything that lies as the result does.
+/// that is of the dtype of factors and result. It adds to wide sums that lie as the result does; for
+/// narrow ones its kernels may round what they add first.
 fn has_fused(call: &MatmulCall) -> bool {
     let dtype = call.a.dtype;
     let floats = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
     let same = |bias: &View| floats && bias.dtype == dtype && call.dtype == dtype;
     call.scales.is_none()
         && call.bias.as_ref().is_none_or(same)
-        && (call.addend.is_none() || has_product(dtype, call.dtype))
+        && (call.addend.is_none() || call.dtype.size() >= 4 && has_product(dtype, call.dtype))
 }
 
 /// [`has_fused`] on a GPU with tensor cores for 8-bit floats. These want operands that are dense

@@ -315,7 +315,8 @@ fn sums_that_somebody_holds_are_not_added_to(device: &Device) {
     assert!(sum == free, "the same sum");
     assert!(before == after, "what is held stays");
     assert!(sum != before);
-    let bytes = (4 * N * N) as u64;
+    // All but what single numbers take.
+    let bytes = (4 * N * N - 1024) as u64;
     assert!(
         !device.name().starts_with("cuda") || over + bytes <= beside,
         "{over} bytes, {beside} where the sum is held"
