@@ -91,7 +91,7 @@ fn every_layout_rounds_alike() -> Result<()> {
         f8_products: true,
         ..Policy::f32()
     };
-    let plain = run(&Build::new(&Mesh::new("", &device())?, policy, 1))?;
+    let plain = run(&Build::new(&Mesh::single(&device()), policy, 1))?;
     for (axes, zero) in [
         ("dp=2", Zero::Off),
         ("tp=2", Zero::Off),
