@@ -159,7 +159,7 @@ fn a_step_that_fails_leaves_parameters_and_state_as_they_were(device: &Device) {
         let groups = Groups::all(Rule::AdamW(AdamW::default()));
         let mut optimizer = Optimizer::new(&layer, &groups).expect("an optimizer");
         let x = random(&[2, 8], 5, &device).expect("numbers");
-        let mut step = |layer: &mut Linear, optimizer: &mut Optimizer| {
+        let step = |layer: &mut Linear, optimizer: &mut Optimizer| {
             let dtype = policy.compute;
             let loss = layer.forward(&x.cast(dtype)?)?.square()?.mean_all()?;
             let mut sums = Accumulator::default();
