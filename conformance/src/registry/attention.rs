@@ -142,8 +142,8 @@ fn forwards(_: &'static str) -> Vec<Sample> {
         inputs.push(mask);
         inputs
     };
-    let mut within = operands(2, 4, 2, 3, 5, 2, 2);
-    within.extend([documents(2, 3), documents(2, 5)]);
+    let mut within = operands(2, 4, 2, 4, 6, 2, 2);
+    within.extend([documents(2, 4), documents(2, 6)]);
     let within = Sample::new(within, json!({"causal": true})).without(3);
     let mut both = masked(operands(2, 2, 1, 4, 4, 2, 3), small(&[4, 4]));
     both.extend([documents(2, 4), documents(2, 4)]);
@@ -184,8 +184,8 @@ fn backwards(_: &'static str) -> Vec<Sample> {
     };
     let mut masked = with_results(operands(1, 4, 4, 2, 3, 2, 2), &[1, 4, 2, 2]);
     masked.push(seen(&[2, 3]));
-    let mut within = with_results(operands(2, 4, 2, 3, 5, 2, 2), &[2, 4, 3, 2]);
-    within.extend([documents(2, 3), documents(2, 5)]);
+    let mut within = with_results(operands(2, 4, 2, 4, 6, 2, 2), &[2, 4, 4, 2]);
+    within.extend([documents(2, 4), documents(2, 6)]);
     let within = Sample::new(within, json!({"causal": true})).without(6);
     [
         Sample::new(
