@@ -30,22 +30,14 @@ pub(super) const ENTRIES: &[Entry] = &[
     entry(
         "matmul_as",
         "x, y",
-        &[required(
-            "dtype",
-            AttrKind::DType,
-            "the dtype of the result",
-        )],
+        RESULT,
         |c| one(c.x(0)?.matmul_as(c.x(1)?, c.attrs.dtype("dtype")?)),
         matmuls,
     ),
     entry(
         "matmul_scaled",
         "x, y, x_scale, y_scale",
-        &[required(
-            "dtype",
-            AttrKind::DType,
-            "the dtype of the result",
-        )],
+        RESULT,
         |c| {
             let dtype = c.attrs.dtype("dtype")?;
             one(c.x(0)?.matmul_scaled(c.x(1)?, c.x(2)?, c.x(3)?, dtype))
@@ -55,11 +47,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     entry(
         "outer_scaled",
         "x, y, x_scale, y_scale",
-        &[required(
-            "dtype",
-            AttrKind::DType,
-            "the dtype of the result",
-        )],
+        RESULT,
         |c| {
             let dtype = c.attrs.dtype("dtype")?;
             one(c.x(0)?.outer_scaled(c.x(1)?, c.x(2)?, c.x(3)?, dtype))
@@ -199,6 +187,13 @@ fn products(shapes: &[(&[usize], &[usize])]) -> Vec<Sample> {
         .map(|(x, y)| Sample::new([small(x), small(y)], json!({})))
         .collect()
 }
+
+/// The dtype that a product is stored as.
+const RESULT: &[Attr] = &[required(
+    "dtype",
+    AttrKind::DType,
+    "the dtype of the result",
+)];
 
 /// Matrices, vectors on either side and on both, batches that broadcast, and integers.
 fn matmuls(op: &'static str) -> Vec<Sample> {

@@ -18,7 +18,8 @@ use std::{
     sync::{Arc, Weak},
 };
 
-/// How a pass goes.
+/// How a pass goes; by default once, to all leaves.
+#[derive(Default)]
 pub(super) struct Pass<'a> {
     /// The tensors whose gradients are wanted; `None` for all leaves.
     pub(super) targets: Option<&'a [Edge]>,

@@ -2,7 +2,7 @@
 
 use super::{
     backward::Pass,
-    tape::{Back, Edge, LeafSums, Mode, Pulled, collect, mode, record, same_edge, with_mode},
+    tape::{Back, Edge, Mode, Pulled, collect, mode, record, same_edge, with_mode},
 };
 use crate::{Error, NoGradient, Result, Tensor, observe, tensor::Outputs};
 use std::sync::Arc;
@@ -108,10 +108,8 @@ fn pull_again(
         let mut found = Pass {
             targets: Some(&targets),
             stop: true,
-            retain: false,
             create_graph,
-            defer: false,
-            sums: LeafSums::default(),
+            ..Pass::default()
         }
         .run(seeds)?;
         let _unseen = observe::unseen();

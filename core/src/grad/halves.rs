@@ -4,7 +4,7 @@
 use super::{
     backward::{Open, Pass},
     gradients::{Gradients, placed, total},
-    tape::{Edge, LeafSums, Mode},
+    tape::{Edge, Mode},
 };
 use crate::{DType, Error, Mesh, NoGradient, Result, Shape, Tensor};
 
@@ -125,10 +125,8 @@ pub fn backward_inputs(
     let pass = Pass {
         targets: Some(&targets),
         stop: true,
-        retain: false,
-        create_graph: false,
         defer: true,
-        sums: LeafSums::default(),
+        ..Pass::default()
     };
     let found = pass.run(seeded)?;
     let zeros = found.zeros();
@@ -151,14 +149,7 @@ pub fn backward_inputs(
 /// for. Seeds are the gradients of the results; a scalar needs none.
 #[track_caller]
 pub fn backward_from(outputs: &[Root], seeds: Option<&[Tensor]>) -> Result<Gradients> {
-    let pass = Pass {
-        targets: None,
-        stop: false,
-        retain: false,
-        create_graph: false,
-        defer: false,
-        sums: LeafSums::default(),
-    };
+    let pass = Pass::default();
     Ok(Gradients::new(pass.run(all_seeded(outputs, seeds)?)?))
 }
 
@@ -182,14 +173,7 @@ impl Remaining {
     /// The second half: the gradients of all other tensors that they are wanted for.
     #[track_caller]
     pub fn backward(self) -> Result<Gradients> {
-        let pass = Pass {
-            targets: None,
-            stop: false,
-            retain: false,
-            create_graph: false,
-            defer: false,
-            sums: LeafSums::default(),
-        };
+        let pass = Pass::default();
         let mut found = pass.go_on(self.open)?;
         found.flat.extend(self.flat);
         Ok(Gradients::new(found))

@@ -123,11 +123,9 @@ pub fn grad(outputs: &[&Tensor], inputs: &[&Tensor], options: &GradOptions) -> R
     }
     let pass = Pass {
         targets: Some(&targets),
-        stop: false,
         retain: options.retain_graph,
         create_graph: options.create_graph,
-        defer: false,
-        sums: LeafSums::default(),
+        ..Pass::default()
     };
     let found = pass.run(seeds)?;
     let roots = outputs
@@ -334,12 +332,8 @@ impl Tensor {
         let _off = Mode::Off.enter();
         let (sums, others) = so_far.split();
         let pass = Pass {
-            targets: None,
-            stop: false,
-            retain: false,
-            create_graph: false,
-            defer: false,
             sums: LeafSums::new(sums),
+            ..Pass::default()
         };
         let mut found = Gradients::new(pass.run(vec![seeded(self, None)?])?);
         // Sums may be wider than what is added to them.
@@ -360,12 +354,8 @@ impl Tensor {
 fn pass_from(output: &Tensor, seed: Option<&Tensor>, retain: bool) -> Result<Gradients> {
     let _off = Mode::Off.enter();
     let pass = Pass {
-        targets: None,
-        stop: false,
         retain,
-        create_graph: false,
-        defer: false,
-        sums: LeafSums::default(),
+        ..Pass::default()
     };
     Ok(Gradients::new(pass.run(vec![seeded(output, seed)?])?))
 }

@@ -2,7 +2,7 @@
 
 use super::{
     backward::Pass,
-    tape::{Back, Edge, LeafSums, Mode, Pulled, is_recording, mode, record, with_mode},
+    tape::{Back, Edge, Mode, Pulled, is_recording, mode, record, with_mode},
 };
 use crate::{
     Error, Mesh, NoGradient, Reduction, Result, Shape, Sharding, Tensor, TensorType, observe,
@@ -225,9 +225,7 @@ impl Returns {
             stop: true,
             // The halves of a backward pass come by one after the other.
             retain: true,
-            create_graph: false,
-            defer: false,
-            sums: LeafSums::default(),
+            ..Pass::default()
         }
         .run(seeds)?;
         let mut gradients = vec![];
