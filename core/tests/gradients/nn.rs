@@ -239,6 +239,11 @@ fn attention_has_the_gradient_of_its_steps_of_both_orders() -> Result<()> {
         Tensor::from_slice(&[1, 0, 1, 2, 2, 3], [2, 3], &device)?,
         Tensor::from_slice(&[1, 0, 0, 1, 1, 2, 2, 1, 3, 3], [2, 5], &device)?,
     ];
+    // One query of each text has no key.
+    let without = [
+        Tensor::from_slice(&[1, 4, 1, 2, 2, 4], [2, 3], &device)?,
+        within[1].clone(),
+    ];
     for (causal, mask, documents) in [
         (false, None, None),
         (true, None, None),
@@ -246,6 +251,8 @@ fn attention_has_the_gradient_of_its_steps_of_both_orders() -> Result<()> {
         (true, Some(see), None),
         (true, None, Some(within.clone())),
         (false, Some(waves(&[4, 1, 5], 0.9)?), Some(within)),
+        (true, None, Some(without.clone())),
+        (false, Some(waves(&[4, 1, 5], 0.9)?), Some(without)),
     ] {
         let options = AttentionOptions {
             scale: Some(0.8),

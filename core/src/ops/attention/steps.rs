@@ -89,12 +89,13 @@ impl Sizes {
         })
     }
 
-    /// `exp(score - lse)`; zero for queries that see nothing.
+    /// `exp(score - lse)`; zero for queries that see nothing, whose scores and log-sum-exp are minus
+    /// infinity: that is put right before the exponential, so that its slope is a number too.
     pub(super) fn probabilities(&self, scores: &Tensor, lse: &Tensor) -> Result<Tensor> {
         Expr::new(self.op, &[scores, lse]).map(scores.dtype(), |a| {
-            a.x[1]
-                .eq(f64::NEG_INFINITY)
-                .select(a.x[1].lit(0.0), (a.x[0] - a.x[1]).exp())
+            let lse = a.x[1];
+            let shift = lse.eq(f64::NEG_INFINITY).select(lse.lit(0.0), lse);
+            (a.x[0] - shift).exp()
         })
     }
 
