@@ -216,14 +216,14 @@ impl Arena for GpuArena {
         Some(place(memory).start)
     }
 
-    fn reached(&self, done: &Memory, also: Vec<Reached>) {
+    fn reached(&self, done: &Memory, also: &[Reached<'_>]) {
         (self.shared.reached)(Places {
             done: place(done),
             also: (also.iter())
                 .map(|part| [part.reads.len(), part.writes.len()])
                 .collect(),
             places: (also.iter())
-                .flat_map(|part| part.reads.iter().chain(&part.writes).map(place))
+                .flat_map(|part| part.reads.iter().chain(&part.writes).map(|m| place(m)))
                 .collect(),
         });
     }

@@ -272,12 +272,12 @@ impl Tensor {
     /// Its memory, where this is the only handle on the tensor and it is plain, dense and all that
     /// the memory holds. Others may have that too.
     pub(crate) fn own_buffer(&self) -> Option<Buffer> {
-        let view = match self.is_plain() && Arc::strong_count(&self.0) == 1 {
-            true => self.view().ok()?,
-            false => return None,
+        let Memory::Plain(Shard { buffer, layout }) = &self.0.shards else {
+            return None;
         };
-        let dense = view.layout.offset == 0 && view.layout.is_contiguous();
-        dense.then_some(view.buffer)
+        let whole = layout.offset == 0 && layout.is_contiguous();
+        let sole = Arc::strong_count(&self.0) == 1 && !crate::grad::is_recording(&[self]);
+        buffer.clone().filter(|_| whole && sole)
     }
 
     /// Whether it lies on a single device, without a mesh.
@@ -375,6 +375,14 @@ impl Tensor {
     /// Makes it the result of a node.
     pub(crate) fn attach(&mut self, edge: Edge) {
         Arc::make_mut(&mut self.0).edge = Some(edge);
+    }
+
+    /// [`detach`](Self::detach) of a tensor that nobody needs with its past.
+    pub(crate) fn without_past(mut self) -> Tensor {
+        if self.0.edge.is_some() {
+            Arc::make_mut(&mut self.0).edge = None;
+        }
+        self
     }
 
     /// The same values without a past: gradients stop here.

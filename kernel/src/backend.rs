@@ -35,6 +35,7 @@ pub use row_program::{RowArgs, RowBuilder, RowFold, RowProgram, RowProgramCall};
 pub use work::Work;
 
 use crate::{DType, Device, Result};
+use smallvec::SmallVec;
 use std::{fmt::Debug, future::Future, ops::Range, pin::Pin};
 
 /// A future that a backend returns. It can change threads where there are threads.
@@ -172,9 +173,12 @@ impl Launch {
     /// Forgets memory that somebody else holds: beside the handle that the caller gives up, this
     /// one, and those of the kernel's operands.
     pub fn keep_sole(&mut self) {
-        let kernel = &self.kernel;
+        if self.over.is_empty() {
+            return;
+        }
+        let operands: SmallVec<[&View; 6]> = self.kernel.operands().collect();
         self.over.retain(|(_, memory)| {
-            let operands = kernel.operands().filter(|view| view.buffer.same(memory));
+            let operands = operands.iter().filter(|view| view.buffer.same(memory));
             memory.handles() == 2 + operands.count()
         });
     }

@@ -234,7 +234,7 @@ impl Device {
         // A device around another one gives values that may have no memory yet: the other one counts
         // what it makes.
         let counts = self.backend().inner().is_none();
-        let mut views = Views::new();
+        let mut views = Views::with_capacity(outputs.len());
         for (mut buffer, (dtype, shape)) in buffers.into_iter().zip(outputs) {
             if counts {
                 buffer.count(&self.0.memory);

@@ -38,7 +38,7 @@ use anymesh_kernel::{
 };
 use cubecl::{bytes::Bytes, prelude::*, server::Handle};
 use intern::Interner;
-use smallvec::smallvec;
+use smallvec::{SmallVec, smallvec};
 use std::{any::Any, ops::Range, sync::Arc};
 
 /// Buffers are padded to this many bytes, so that four elements of any dtype can be written at
@@ -119,16 +119,16 @@ pub trait Arena: Send + Sync {
 
     /// Tells of memory that the last kernel which wrote `done` also used, by its
     /// [address](Arena::address): what could not be run has made garbage of that too.
-    fn reached(&self, _done: &Memory, _also: Vec<Reached>) {}
+    fn reached(&self, _done: &Memory, _also: &[Reached<'_>]) {}
 }
 
 /// Memory that a kernel used without being given it, a part of its work for itself.
 #[derive(Debug, Default)]
-pub struct Reached {
+pub struct Reached<'a> {
     /// What it read.
-    pub reads: Vec<Memory>,
+    pub reads: SmallVec<[&'a Memory; 6]>,
     /// What it wrote, from that.
-    pub writes: Vec<Memory>,
+    pub writes: SmallVec<[&'a Memory; 4]>,
 }
 
 /// Makes calls of a device, some of them without CubeCL.

@@ -178,19 +178,25 @@ impl CubeBackend {
     pub(crate) fn run_maps(&self, members: &[Member<'_>]) -> Result<Vec<Buffers>> {
         let calls: Vec<&MapCall> = members.iter().map(|member| member.call).collect();
         let first = calls[0];
-        let (mut used, mut given) = (Vec::with_capacity(calls.len()), vec![]);
-        for (call, member) in calls.iter().zip(members) {
-            let reads = call.inputs.iter().map(|i| crate::memory(&i.view).cloned());
-            let results = (0..call.program.outputs.len())
-                .map(|k| self.result_of(member, k))
-                .collect::<Result<Buffers>>()?;
-            used.push(Reached {
-                reads: reads.collect::<Result<_>>()?,
-                writes: (results.iter())
-                    .map(|buffer| buffer.get::<Memory>().cloned())
-                    .collect::<Result<_>>()?,
-            });
+        let mut given: Vec<Buffers> = Vec::with_capacity(calls.len());
+        for member in members {
+            let count = member.call.program.outputs.len();
+            let mut results = Buffers::with_capacity(count);
+            for k in 0..count {
+                results.push(self.result_of(member, k)?);
+            }
             given.push(results);
+        }
+        let mut used: Vec<Reached<'_>> = Vec::with_capacity(calls.len());
+        for (call, results) in calls.iter().zip(&given) {
+            let mut reached = Reached::default();
+            for input in &call.inputs {
+                reached.reads.push(crate::memory(&input.view)?);
+            }
+            for buffer in results {
+                reached.writes.push(buffer.get()?);
+            }
+            used.push(reached);
         }
         let (starts, entries, cubes) = self.table(&calls, &used);
         let words = starts.into_iter().chain(entries);
@@ -205,7 +211,9 @@ impl CubeBackend {
             .collect();
         let bound = Bound::dense(first, &handles).with_native(self.native);
         let dtypes = first.program.outputs.iter().map(|(_, dtype)| *dtype);
-        let outputs: Vec<_> = used[0].writes.iter().cloned().zip(dtypes).collect();
+        let outputs: Vec<_> = (used[0].writes.iter().copied().cloned())
+            .zip(dtypes)
+            .collect();
         // SAFETY: cubes past the last one do nothing, threads stay below the chunks of their
         // tensor, and all of the memory that the table leads to is held until this is queued.
         unsafe {
@@ -222,15 +230,19 @@ impl CubeBackend {
                 self.programs.intern(bound.plan),
             );
         }
-        if let Some(done) = used[0].writes.first().cloned() {
-            self.arena.reached(&done, used.split_off(1));
+        if let Some(done) = used[0].writes.first() {
+            self.arena.reached(done, &used[1..]);
         }
+        drop(used);
         Ok(given)
     }
 
     /// The first cube of each tensor, the rest of the table, and how many cubes there are.
-    fn table(&self, calls: &[&MapCall], used: &[Reached]) -> (Vec<u64>, Vec<u64>, usize) {
-        let (mut starts, mut entries, mut cubes) = (vec![], vec![], 0);
+    fn table(&self, calls: &[&MapCall], used: &[Reached<'_>]) -> (Vec<u64>, Vec<u64>, usize) {
+        let words = 1 + calls[0].inputs.len() + calls[0].program.outputs.len();
+        let mut starts = Vec::with_capacity(calls.len());
+        let mut entries = Vec::with_capacity(words * calls.len());
+        let mut cubes = 0;
         // Where a tensor's elements lie, in chunks: addresses are multiples of all their sizes.
         let place = |memory: &Memory, dtype: DType, offset: usize| {
             let size = dtype.size() as u64;
@@ -252,7 +264,6 @@ impl CubeBackend {
             entries.extend(outputs.map(|((_, dtype), memory)| place(memory, *dtype, 0)));
         }
         // Distances from the buffers of the first tensor, which wrap around as addresses do.
-        let words = entries.len() / calls.len();
         let bases: Vec<u64> = (calls[0].inputs.iter().zip(&used[0].reads))
             .map(|(input, memory)| place(memory, input.view.dtype, 0))
             .chain(entries[1 + calls[0].inputs.len()..words].iter().copied())

@@ -183,8 +183,13 @@ impl Param {
 
     /// Other values of the same shape, rounded to its dtype and laid out like it.
     pub fn set(&mut self, values: &Tensor) -> Result<()> {
-        self.check_shape(values)?;
-        self.value = self.value.with_values(values)?;
+        self.set_own(values.clone())
+    }
+
+    /// [`set`](Self::set) of values that the caller does not need.
+    pub(crate) fn set_own(&mut self, values: Tensor) -> Result<()> {
+        self.check_shape(&values)?;
+        self.value = self.value.with_own(values)?;
         self.renew()
     }
 
@@ -196,15 +201,15 @@ impl Param {
     }
 
     /// [`set`](Self::set) with the rounded copy that [`copy_dtype`](Self::copy_dtype) asks for.
-    pub(crate) fn set_with(&mut self, values: &Tensor, copy: &Tensor) -> Result<()> {
-        self.check_shape(values)?;
+    pub(crate) fn set_with(&mut self, values: Tensor, copy: Tensor) -> Result<()> {
+        self.check_shape(&values)?;
         match &self.working {
             Some(working) if self.copy_dtype() == Some(copy.dtype()) => {
-                self.working = Some(working.with_values(copy)?);
-                self.value = self.value.with_values(values)?;
+                self.working = Some(working.with_own(copy)?);
+                self.value = self.value.with_own(values)?;
                 Ok(())
             }
-            _ => self.set(values),
+            _ => self.set_own(values),
         }
     }
 

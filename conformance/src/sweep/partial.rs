@@ -68,7 +68,7 @@ impl Share {
                 let upto = |member: usize| (value * member as f64 / self.members as f64).floor();
                 upto(self.member + 1) - upto(self.member)
             }
-            (Reduction::Sum, _) => self.term(value),
+            (Reduction::Sum, _) => self.term(value, dtype),
             (Reduction::Prod, _) if dtype.is_float() => self.factor(value),
             (Reduction::Prod, _) => self.whole_factor(value, dtype),
         }
@@ -94,13 +94,18 @@ impl Share {
         (!alone).then_some((self.at * 5 + self.place() / 2 * 3 + self.at / 7, first))
     }
 
-    /// A term of a sum.
-    fn term(self, value: f64) -> f64 {
+    /// A term of a sum. Sums of some terms are exact as well, in whatever order they are added.
+    fn term(self, value: f64, dtype: DType) -> f64 {
         let own = if self.place() == 0 { value } else { 0.0 };
         let Some((noise, first)) = self.pair() else {
             return own;
         };
         let more = (1 + noise % 2) as f32;
+        // With 3 bits, whole numbers are exact up to 8: there is room for one pair.
+        let narrow = matches!(dtype, DType::F8E4M3 | DType::F8E5M2);
+        if narrow && (self.place() >= 2 || value.fract() != 0.0 || value.abs() > 6.0) {
+            return own;
+        }
         if self.place() < 2 && !undone(value, |v| v + more, |v| v - more) {
             own
         } else if first {

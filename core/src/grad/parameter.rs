@@ -69,6 +69,13 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn with_values(&self, values: &Tensor) -> Result<Tensor> {
+        self.with_own(values.clone())
+    }
+
+    /// [`with_values`](Self::with_values) of values that the caller does not need: they need not be
+    /// described a second time.
+    #[track_caller]
+    pub fn with_own(&self, values: Tensor) -> Result<Tensor> {
         let op = "with_values";
         let edge = self.edge();
         if let Some(edge) = edge.filter(|edge| !edge.node.is_leaf()) {
@@ -80,14 +87,14 @@ impl Tensor {
             );
             return Err(Error::gradient(op, NoGradient::Detached, detail).of([self]));
         }
-        let is_plain = plain(op, &[self, values])?;
+        let is_plain = plain(op, &[self, &values])?;
         if values.shape() != self.shape() {
             let detail = format!(
                 "{} cannot take the values of {}",
                 self.type_string(),
                 values.type_string()
             );
-            return Err(Error::shape(op, [self, values], detail));
+            return Err(Error::shape(op, [self, &values], detail));
         }
         if values.dtype() != self.dtype() && !(self.dtype().is_float() && values.dtype().is_float())
         {
@@ -98,7 +105,10 @@ impl Tensor {
             });
         }
         let _off = Mode::Off.enter();
-        let mut next = values.detach().cast(self.dtype())?;
+        let mut next = values.without_past();
+        if next.dtype() != self.dtype() {
+            next = next.cast(self.dtype())?;
+        }
         if !is_plain {
             next = next.reshard(self.sharding().whole())?;
         }

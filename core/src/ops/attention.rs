@@ -1,29 +1,26 @@
 //! Scaled dot-product attention with grouped heads, and its gradient.
 
 mod blocks;
+mod check;
 mod heads;
 mod long;
 mod order;
 mod passes;
 mod ring;
+mod sharded;
 mod steps;
 
 pub use long::SequenceOptions;
 pub use order::SequenceOrder;
 
-use super::{
-    OpInfo, PadMode, RuleForm,
-    expr::{check_float, compute_type},
-    same_device,
-};
+use super::{OpInfo, RuleForm};
 use crate::{
-    DType, Error, Result, Tensor,
+    DType, Result, Tensor,
     backend::{AttentionBackwardCall, AttentionCall, AttentionOrder},
     grad::{Back, Pulled, recompute, record},
     launch::launch_fused,
-    spmd::{Call, Local, parts_of, plain, settled},
+    spmd::{plain, settled},
 };
-use heads::KeyHeads;
 use smallvec::{SmallVec, smallvec};
 
 /// The ops of this file. `g` query heads read each of the `h` key heads; the last operands are the
@@ -236,29 +233,6 @@ fn optional(options: &AttentionOptions) -> [Option<&Tensor>; 3] {
     [options.mask.as_ref(), queries, keys]
 }
 
-/// An error unless these are numbers of documents in this shape.
-pub(super) fn check_documents(
-    op: &'static str,
-    documents: &Tensor,
-    shape: [usize; 2],
-) -> Result<()> {
-    if documents.dtype().is_float() {
-        return Err(Error::DType {
-            op,
-            dtype: documents.dtype(),
-            expected: "documents by number",
-        });
-    }
-    if documents.dims() != shape {
-        let detail = format!(
-            "there is a document for each of {shape:?} positions, got {}",
-            documents.shape()
-        );
-        return Err(Error::shape(op, [documents], detail));
-    }
-    Ok(())
-}
-
 /// Which operands there are that say what is seen.
 #[derive(Clone, Copy)]
 struct Sight {
@@ -306,137 +280,6 @@ struct Sizes {
 }
 
 impl Sizes {
-    fn check(
-        op: &'static str,
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
-        options: &AttentionOptions,
-    ) -> Result<Self> {
-        check_float(op, &[q, k, v])?;
-        same_device(op, &[q, k, v])?;
-        if let Some(other) = [k, v].into_iter().find(|x| x.dtype() != q.dtype()) {
-            return Err(Error::DType {
-                op,
-                dtype: other.dtype(),
-                expected: "the dtype of the queries",
-            });
-        }
-        let (&[batch, heads, s, d], &[kb, key_heads, t, kd], &[vb, vh, vt, dv]) =
-            (q.dims(), k.dims(), v.dims())
-        else {
-            let detail = format!(
-                "q, k and v are [batch, heads, length, size], got {}, {} and {}",
-                q.shape(),
-                k.shape(),
-                v.shape()
-            );
-            return Err(Error::shape(op, [q, k, v], detail));
-        };
-        if (batch, d, kb, key_heads, t) != (kb, kd, vb, vh, vt) {
-            let detail = format!(
-                "q [b, hq, s, d], k [b, hk, t, d] and v [b, hk, t, dv] must agree, got {}, {} and {}",
-                q.shape(),
-                k.shape(),
-                v.shape()
-            );
-            return Err(Error::shape(op, [q, k, v], detail));
-        }
-        if heads.checked_rem(key_heads).unwrap_or(heads) != 0 {
-            return Err(Error::shape(
-                op,
-                [q, k, v],
-                format!("{key_heads} key heads do not divide {heads} query heads"),
-            ));
-        }
-        let scale = options.scale.unwrap_or(1.0 / (d.max(1) as f64).sqrt());
-        if !scale.is_finite() {
-            return Err(Error::argument(
-                op,
-                "scale",
-                format!("the scale must be finite, got {scale}"),
-            ));
-        }
-        if let Some(mask) = &options.mask {
-            same_device(op, &[q, mask])?;
-            if mask.dtype() != DType::Bool && !mask.dtype().is_float() {
-                return Err(Error::DType {
-                    op,
-                    dtype: mask.dtype(),
-                    expected: "a bool mask, or a float one that is added",
-                });
-            }
-            let scores = crate::Shape::from([batch, heads, s, t]);
-            if mask.shape().broadcast(op, &scores)? != scores {
-                return Err(Error::shape(
-                    op,
-                    [q, k, v, mask],
-                    format!("the mask {} does not broadcast to {scores}", mask.shape()),
-                ));
-            }
-        }
-        if let Some([queries, keys]) = &options.documents {
-            same_device(op, &[q, queries, keys])?;
-            check_documents(op, queries, [batch, s])?;
-            check_documents(op, keys, [batch, t])?;
-            if keys.dtype() != queries.dtype() {
-                return Err(Error::DType {
-                    op,
-                    dtype: keys.dtype(),
-                    expected: "the dtype of the documents of queries",
-                });
-            }
-        }
-        Ok(Self {
-            op,
-            batch,
-            heads,
-            key_heads,
-            s,
-            t,
-            d,
-            dv,
-            scale,
-        })
-    }
-
-    fn check_backward(
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
-        forward: &Attention,
-        grad: &Tensor,
-        options: &AttentionOptions,
-    ) -> Result<Self> {
-        let op = "attention_backward";
-        let sizes = Self::check(op, q, k, v, options)?;
-        let Attention { out, lse } = forward;
-        check_float(op, &[grad])?;
-        same_device(op, &[q, out, lse, grad])?;
-        if let Some(other) = [(out, q.dtype()), (lse, compute_type([q]))]
-            .iter()
-            .find(|(x, dtype)| x.dtype() != *dtype)
-        {
-            return Err(Error::DType {
-                op,
-                dtype: other.0.dtype(),
-                expected: "the dtypes that `attention` returned",
-            });
-        }
-        let result = [sizes.batch, sizes.heads, sizes.s, sizes.dv];
-        if out.dims() != result || grad.dims() != result || lse.dims() != &result[..3] {
-            let detail = format!(
-                "out and grad must be {result:?} and lse {:?}, got {}, {} and {}",
-                &result[..3],
-                out.shape(),
-                grad.shape(),
-                lse.shape()
-            );
-            return Err(Error::shape(op, [out, grad, lse], detail));
-        }
-        Ok(sizes)
-    }
-
     /// The results from operands that may lie on a mesh, by the fused kernel where there is one.
     #[track_caller]
     fn value(&self, inputs: &[&Tensor], options: &AttentionOptions) -> Result<Attention> {
@@ -545,138 +388,6 @@ impl Sizes {
     /// Query heads per key head.
     fn group(&self) -> usize {
         self.heads.checked_div(self.key_heads).unwrap_or(1)
-    }
-
-    /// The options with the mask in the shape of the scores.
-    #[track_caller]
-    fn whole_mask(&self, options: &AttentionOptions) -> Result<AttentionOptions> {
-        let whole = |mask: &Tensor| mask.expand([self.batch, self.heads, self.s, self.t]);
-        Ok(AttentionOptions {
-            mask: options.mask.as_ref().map(whole).transpose()?,
-            ..options.clone()
-        })
-    }
-
-    /// How many keys the queries of a rank can see, and the options for its part of the problem:
-    /// causal queries that end before the last one are the last ones of fewer keys.
-    fn part(
-        &self,
-        l: &Local<'_>,
-        options: &AttentionOptions,
-        sight: &[Tensor],
-    ) -> Result<(usize, AttentionOptions)> {
-        let seen = match l.part('s') {
-            Some((range, s)) if options.causal => (range.end + self.t).saturating_sub(s),
-            _ => self.t,
-        };
-        let (mask, documents) = Sight::of(options).split(sight);
-        let mask = mask.map(|mask| mask.narrow(3, 0, seen)).transpose()?;
-        let documents = documents
-            .map(|documents| Sight::first_keys(documents, seen))
-            .transpose()?;
-        Ok((
-            seen,
-            AttentionOptions {
-                scale: Some(self.scale),
-                causal: options.causal,
-                mask,
-                documents,
-            },
-        ))
-    }
-
-    /// Which rule holds: the second one where query heads are cut finer than there are key heads,
-    /// and these do not lie apart on the ranks that read them.
-    fn variant(&self, q: &Tensor, k: &Tensor) -> usize {
-        let parts = parts_of(k, 1);
-        let finer = !self.key_heads.is_multiple_of(parts_of(q, 1));
-        usize::from(finer && (parts == 1 || parts > self.key_heads))
-    }
-
-    /// The key heads that the query heads of a rank read.
-    fn heads_of(&self, l: &Local<'_>) -> KeyHeads {
-        KeyHeads {
-            all: l[1].dims()[1],
-            group: self.group(),
-            queries: l.part('q').map(|(range, _)| range),
-        }
-    }
-
-    #[track_caller]
-    fn sharded(
-        &self,
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
-        options: &AttentionOptions,
-    ) -> Result<Attention> {
-        let options = &self.whole_mask(options)?;
-        let local = |l: &Local<'_>| {
-            let (seen, options) = self.part(l, options, &l.inputs[3..])?;
-            let heads = self.heads_of(l);
-            let Attention { out, lse } = l[0].attention(
-                &heads.of(&l[1].narrow(2, 0, seen)?)?,
-                &heads.of(&l[2].narrow(2, 0, seen)?)?,
-                &options,
-            )?;
-            Ok(smallvec![out, lse])
-        };
-        let mut out = Call::of(&FORWARD, &with_sight(&[q, k, v], options))
-            .variant(self.variant(q, k))
-            .optional(3, &optional(options))
-            .run(local)?;
-        Ok(Attention {
-            lse: out.remove(1),
-            out: out.remove(0),
-        })
-    }
-
-    #[track_caller]
-    fn sharded_backward(
-        &self,
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
-        forward: &Attention,
-        grad: &Tensor,
-        options: &AttentionOptions,
-    ) -> Result<(Tensor, Tensor, Tensor)> {
-        let options = &self.whole_mask(options)?;
-        let tensors = with_sight(&[q, k, v, &forward.out, &forward.lse, grad], options);
-        let local = |l: &Local<'_>| {
-            let (seen, options) = self.part(l, options, &l.inputs[6..])?;
-            let heads = self.heads_of(l);
-            let forward = Attention {
-                out: l[3].clone(),
-                lse: l[4].clone(),
-            };
-            let (dq, dk, dv) = attention_backward(
-                &l[0],
-                &heads.of(&l[1].narrow(2, 0, seen)?)?,
-                &heads.of(&l[2].narrow(2, 0, seen)?)?,
-                &forward,
-                &l[5],
-                &options,
-            )?;
-            // Keys that no query of this rank sees have no gradient from it.
-            let unseen = |x: Tensor| match self.t - seen {
-                0 => Ok(x),
-                more => x.pad(
-                    &[(0, 0), (0, 0), (0, more), (0, 0)],
-                    PadMode::Constant(0.0.into()),
-                ),
-            };
-            Ok(smallvec![
-                dq,
-                unseen(heads.back(&dk)?)?,
-                unseen(heads.back(&dv)?)?
-            ])
-        };
-        let mut out = Call::of(&BACKWARD, &tensors)
-            .variant(self.variant(q, k))
-            .optional(6, &optional(options))
-            .run(local)?;
-        Ok((out.remove(0), out.remove(0), out.remove(0)))
     }
 
     /// The gradients of all operands of attention. What needs more than the kernel computes (a

@@ -215,7 +215,7 @@ impl<'a> Map<'a> {
         tensors: &[&Tensor],
         window: impl Fn(usize) -> Option<&'w Dims<isize>>,
     ) -> Result<MapCall> {
-        let mut inputs = SmallVec::new();
+        let mut inputs = SmallVec::with_capacity(tensors.len());
         for (k, tensor) in tensors.iter().enumerate() {
             let (mut view, window) = (tensor.view()?, window(k));
             if window.is_none() && view.layout.shape != *self.shape {

@@ -242,7 +242,7 @@ impl Kernel {
         let like = |view: &View| (view.dtype, view.layout.shape.clone());
         match self {
             Kernel::Map(call) => {
-                let mut outputs = OutputTypes::new();
+                let mut outputs = OutputTypes::with_capacity(call.program.outputs.len());
                 for (_, dtype) in &call.program.outputs {
                     outputs.push((*dtype, call.shape.clone()));
                 }

@@ -9,7 +9,7 @@ use super::{
 use crate::{Error, Module, Param, Result};
 use anymesh_core::{DType, Tensor, grad::no_grad};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 /// Changes the parameters of a model, by the rules of [`Groups`].
 ///
@@ -92,6 +92,8 @@ pub struct Progress {
 /// A parameter that waits for those that are changed together with it.
 struct Waiting {
     name: String,
+    /// Its place among those that wait.
+    place: usize,
     group: usize,
     /// The value, its gradient and its state, in the order of its rule, and perhaps the copy of the
     /// value that is computed with. They are taken from where they belong.
@@ -312,6 +314,7 @@ impl Optimizer {
                 tensors.extend(copy);
                 waiting.push(Waiting {
                     name: name.into(),
+                    place: waiting.len(),
                     group,
                     tensors,
                     copy: of_copy,
@@ -339,10 +342,12 @@ impl Optimizer {
             });
         }
         // Back to where they belong, whatever came of it.
-        let mut waiting: BTreeMap<String, Waiting> =
-            (waiting.into_iter().map(|w| (w.name.clone(), w))).collect();
+        waiting.sort_by_key(|w| w.place);
+        let mut waiting: VecDeque<Waiting> = waiting.into();
         model.visit_mut("", &mut |name, p| {
-            if let Some(w) = waiting.remove(name) {
+            // The next one, if models are visited in one order.
+            let place = waiting.iter().position(|w| w.name == name);
+            if let Some(w) = place.and_then(|place| waiting.remove(place)) {
                 let (value, copy, state) = w.into_parts();
                 let kept = self.keep(name, p, (value, state), copy);
                 let so_far = std::mem::replace(&mut outcome, Ok(()));
@@ -378,8 +383,8 @@ impl Optimizer {
             false => self.rounding.round(&value, dtype, name, self.steps)?,
         };
         match copy {
-            Some(copy) => p.set_with(&value, &copy)?,
-            None => p.set(&value)?,
+            Some(copy) => p.set_with(value, copy)?,
+            None => p.set_own(value)?,
         }
         let names = self.parameters.get(name).map(|entry| &entry.state);
         for (key, tensor) in names.into_iter().flatten().zip(state) {

@@ -1,6 +1,6 @@
 //! Attention over a sequence that is cut over ranks: in a ring, or with the keys gathered.
 
-use super::{Attention, AttentionOptions, Sizes, check_documents, order::SequenceOrder};
+use super::{Attention, AttentionOptions, Sizes, check::check_documents, order::SequenceOrder};
 use crate::{
     Error, NoGradient, Result, Sharding, Tensor,
     grad::{Back, Pulled, is_recording, record},

@@ -68,16 +68,12 @@ impl<'a> Expr<'a> {
             })
             .collect();
         let memory = |i: usize| {
-            let mut memory = vec![];
+            let mut memory = Vec::with_capacity(N);
             for (k, from) in over.iter().enumerate() {
                 let tensor = from.and_then(|from| each[i].get(from));
                 let fits = |t: &&Tensor| t.dtype() == dtypes[k] && t.shape() == each[i][0].shape();
-                memory.extend(
-                    tensor
-                        .filter(fits)
-                        .and_then(Tensor::own_buffer)
-                        .map(|b| (k, b)),
-                );
+                let own = tensor.filter(fits).and_then(Tensor::own_buffer);
+                memory.extend(own.map(|buffer| (k, buffer)));
             }
             memory
         };
@@ -97,7 +93,7 @@ impl<'a> Expr<'a> {
         over: impl Fn(usize) -> Vec<(usize, Buffer)>,
     ) -> Result<Vec<[Tensor; N]>> {
         let mut out: Vec<Option<[Tensor; N]>> = Vec::with_capacity(each.len());
-        let mut parts: Vec<Part<N>> = vec![];
+        let mut parts: Vec<Part<N>> = Vec::with_capacity(each.len());
         let mut groups: Vec<Group> = vec![];
         for (i, expr) in each.iter().enumerate() {
             let tensors: SmallVec<[&Tensor; 6]> = expr.tensors().collect();
@@ -141,7 +137,8 @@ impl<'a> Expr<'a> {
                         program: expr.program(&shape, dtypes, &f)?,
                         of: i,
                         device: device.clone(),
-                        launches: vec![],
+                        parts: Vec::with_capacity(each.len()),
+                        launches: Vec::with_capacity(each.len()),
                     });
                 }
                 let last = groups.len() - 1;
@@ -155,13 +152,14 @@ impl<'a> Expr<'a> {
                     false => vec![],
                 };
                 let kernel = map.call_at(&of_rank, |_| None)?.into();
-                group.launches.push((part, Launch { kernel, over }));
+                group.parts.push(part);
+                group.launches.push(Launch { kernel, over });
             }
         }
         for group in groups {
-            let (at, launches): (Vec<usize>, Vec<Launch>) = group.launches.into_iter().unzip();
             let mesh = Mesh::single(&group.device);
-            for (part, views) in at.into_iter().zip(group.device.launch_all(launches)?) {
+            let made = group.device.launch_all(group.launches)?;
+            for (part, views) in group.parts.into_iter().zip(made) {
                 let made: Vec<Tensor> = (views.into_iter())
                     .map(|view| Tensor::from_view(view, &mesh))
                     .collect();
@@ -198,8 +196,9 @@ struct Group {
     /// An expression that has it.
     of: usize,
     device: Device,
-    /// For each part the launch that gives it.
-    launches: Vec<(usize, Launch)>,
+    /// The parts that it gives, and the launch of each.
+    parts: Vec<usize>,
+    launches: Vec<Launch>,
 }
 
 /// Whether each rank computes results of what it holds, and they lie as the tensors do.
