@@ -21,15 +21,15 @@ use crate::{
     server::{Argument, Launcher, Taped},
 };
 use anymesh_kernel::{
-    Result, Scalar,
+    Mix, Mixed, Result, Scalar,
     backend::{Buffers, Form, Kernel},
 };
 use anymesh_shaders::{Arena, Memory, Repeats};
 use cubecl_environment::stream::StreamId;
 use smallvec::SmallVec;
 use std::{
-    collections::{HashMap, HashSet, hash_map::Entry},
-    hash::{BuildHasherDefault, Hasher},
+    collections::{HashSet, hash_map::Entry},
+    hash::BuildHasherDefault,
     ops::Range,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -92,27 +92,9 @@ struct Call {
 #[derive(Default)]
 struct Known {
     /// The numbers of forms that came once.
-    once: HashSet<u64, BuildHasherDefault<Number>>,
+    once: HashSet<u64, BuildHasherDefault<Mix>>,
     /// What is known of others. An empty list says that nothing can be.
-    forms: HashMap<Form, SmallVec<[Arc<Call>; 1]>, BuildHasherDefault<Number>>,
-}
-
-/// Forms have numbers already.
-#[derive(Default)]
-struct Number(u64);
-
-impl Hasher for Number {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|b| self.write_u64(u64::from(*b)));
-    }
-
-    fn write_u64(&mut self, number: u64) {
-        self.0 = self.0.rotate_left(9) ^ number;
-    }
+    forms: Mixed<Form, SmallVec<[Arc<Call>; 1]>>,
 }
 
 /// The calls of a GPU that are made again.

@@ -2,11 +2,13 @@
 //!
 //! Memory is taken from the driver in slabs and cut into pieces. A piece that is given back joins the
 //! free pieces beside it. The smallest free piece that is large enough is taken, found by its size in
-//! an ordered set, so that both ways cost the logarithm of how many pieces there are.
+//! an ordered set of those that are free. Pieces know the one before them and where they end, so that
+//! neighbours are looked up by address.
 //!
 //! There is one queue of work, so a piece may be taken again as soon as it is given back: what is
 //! queued later runs later.
 
+use anymesh_kernel::Mixed;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Pieces begin and end at multiples of this, which is what the fastest loads and cuBLASLt want.
@@ -37,6 +39,8 @@ struct Piece {
     bytes: u64,
     /// Where its slab begins.
     slab: u64,
+    /// Where the piece before it begins; here, if it is the first of its slab.
+    before: u64,
     free: bool,
 }
 
@@ -50,7 +54,7 @@ struct Slab {
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
     slabs: BTreeMap<u64, Slab>,
-    pieces: BTreeMap<u64, Piece>,
+    pieces: Mixed<u64, Piece>,
     /// Free pieces: of which kind, how large, where.
     free: BTreeSet<(bool, u64, u64)>,
     live: u64,
@@ -86,9 +90,14 @@ impl Pool {
         let piece = self.pieces.get_mut(&address)?;
         piece.free = false;
         piece.bytes = bytes;
-        let slab = piece.slab;
-        if whole > bytes {
-            self.set_free(address + bytes, whole - bytes, slab, small);
+        let rest = Piece {
+            bytes: whole - bytes,
+            before: address,
+            free: true,
+            ..*piece
+        };
+        if rest.bytes > 0 {
+            self.put(address + bytes, rest, small);
         }
         self.live += bytes;
         self.peak = self.peak.max(self.live);
@@ -102,33 +111,38 @@ impl Pool {
         };
         self.live -= piece.bytes;
         let small = self.slabs.get(&piece.slab).is_some_and(|slab| slab.small);
-        let (mut start, mut end) = (address, address + piece.bytes);
+        let (mut start, mut whole) = (
+            address,
+            Piece {
+                free: true,
+                ..piece
+            },
+        );
         let beside = |other: &Piece| other.free && other.slab == piece.slab;
-        if let Some((&at, other)) = self.pieces.range(..address).next_back()
-            && beside(other)
-        {
-            self.free.remove(&(small, other.bytes, at));
-            start = at;
-        }
-        if let Some(other) = self.pieces.get(&end).copied().filter(beside) {
-            self.free.remove(&(small, other.bytes, end));
+        let end = address + piece.bytes;
+        if let Some(after) = self.pieces.get(&end).copied().filter(beside) {
+            self.free.remove(&(small, after.bytes, end));
             self.pieces.remove(&end);
-            end += other.bytes;
+            whole.bytes += after.bytes;
         }
-        if start != address {
+        let before = self.pieces.get(&piece.before).copied();
+        if let Some(before) = before.filter(|before| beside(before)) {
+            self.free.remove(&(small, before.bytes, piece.before));
             self.pieces.remove(&address);
+            (start, whole.before) = (piece.before, before.before);
+            whole.bytes += before.bytes;
         }
-        self.set_free(start, end - start, piece.slab, small);
+        self.put(start, whole, small);
     }
 
-    fn set_free(&mut self, address: u64, bytes: u64, slab: u64, small: bool) {
-        let piece = Piece {
-            bytes,
-            slab,
-            free: true,
-        };
+    /// Puts a free piece where it belongs; the one behind it is told.
+    fn put(&mut self, address: u64, piece: Piece, small: bool) {
+        let after = self.pieces.get_mut(&(address + piece.bytes));
+        if let Some(after) = after.filter(|after| after.slab == piece.slab) {
+            after.before = address;
+        }
+        self.free.insert((small, piece.bytes, address));
         self.pieces.insert(address, piece);
-        self.free.insert((small, bytes, address));
     }
 
     /// Adds a slab that was asked for because of `wanted` bytes.
@@ -136,7 +150,13 @@ impl Pool {
         let small = rounded(wanted) <= SMALL;
         self.slabs.insert(address, Slab { bytes, small });
         self.reserved += bytes;
-        self.set_free(address, bytes, address, small);
+        let whole = Piece {
+            bytes,
+            slab: address,
+            before: address,
+            free: true,
+        };
+        self.put(address, whole, small);
     }
 
     /// Forgets the slabs of which nothing is in use: the driver may have them back.

@@ -1,48 +1,11 @@
 //! What a thread remembers.
 
-use std::{
-    cell::RefCell,
-    collections::HashMap,
-    hash::{BuildHasherDefault, Hash, Hasher},
-};
-
-/// Mixes words by multiplication: keys are short and not chosen by an adversary.
-#[derive(Default)]
-pub(crate) struct Mix(u64);
-
-impl Hasher for Mix {
-    fn finish(&self) -> u64 {
-        self.0 ^ self.0 >> 29
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for chunk in bytes.chunks(8) {
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            self.write_u64(u64::from_le_bytes(word));
-        }
-    }
-
-    fn write_u8(&mut self, n: u8) {
-        self.write_u64(n.into());
-    }
-
-    fn write_u32(&mut self, n: u32) {
-        self.write_u64(n.into());
-    }
-
-    fn write_usize(&mut self, n: usize) {
-        self.write_u64(n as u64);
-    }
-
-    fn write_u64(&mut self, n: u64) {
-        self.0 = (self.0.rotate_left(23) ^ n).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    }
-}
+use anymesh_kernel::Mixed;
+use std::{cell::RefCell, hash::Hash};
 
 /// A table of one thread, so that nobody waits for a lock. It is emptied when it has grown large,
 /// so that a program with ever new shapes does not grow for ever.
-pub(crate) struct Table<K, V>(RefCell<HashMap<K, V, BuildHasherDefault<Mix>>>);
+pub(crate) struct Table<K, V>(RefCell<Mixed<K, V>>);
 
 impl<K, V> Default for Table<K, V> {
     fn default() -> Self {

@@ -1,14 +1,11 @@
 //! A flushed list of launches as a graph of values, and what its plan is known by.
 
 use anymesh_kernel::{
-    Buffer, Kernel, Layout, MapProgram,
+    Buffer, Kernel, Layout, MapProgram, Mix, Mixed,
     backend::{Buffers, MapCall},
 };
 use smallvec::SmallVec;
-use std::{
-    collections::HashMap,
-    hash::{BuildHasherDefault, Hash, Hasher},
-};
+use std::hash::{Hash, Hasher};
 
 /// A launch that was written down.
 #[derive(Debug)]
@@ -57,24 +54,6 @@ pub(crate) fn fusable(kernel: &Kernel) -> Option<&MapCall> {
     (!call.program.can_fault()).then_some(call)
 }
 
-/// Serial numbers are numbers of their own already.
-#[derive(Default)]
-struct Serial(u64);
-
-impl Hasher for Serial {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|b| self.write_u64(u64::from(*b)));
-    }
-
-    fn write_u64(&mut self, n: u64) {
-        self.0 = (self.0 ^ n).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
-}
-
 impl<'n> Graph<'n> {
     pub(crate) fn new(nodes: &'n [Node]) -> Self {
         struct Seen<'n> {
@@ -82,8 +61,8 @@ impl<'n> Graph<'n> {
             buffer: &'n Buffer,
             handles: usize,
         }
-        let mut seen: HashMap<u64, Seen<'_>, BuildHasherDefault<Serial>> =
-            HashMap::with_capacity_and_hasher(2 * nodes.len(), BuildHasherDefault::default());
+        let mut seen = Mixed::<u64, Seen<'_>>::default();
+        seen.reserve(2 * nodes.len());
         let mut outside = 0;
         let mut operands = Vec::with_capacity(nodes.len());
         for (n, node) in nodes.iter().enumerate() {
@@ -231,10 +210,8 @@ impl Key {
     }
 
     fn close(&mut self) {
-        let mut hash = Serial::default();
-        for token in &self.tokens {
-            hash.write_u64(token.rotate_left(17));
-        }
+        let mut hash = Mix::default();
+        self.tokens.iter().for_each(|token| hash.write_u64(*token));
         self.programs.iter().for_each(|p| p.hash(&mut hash));
         self.hash = hash.finish();
     }

@@ -13,6 +13,7 @@ mod error;
 mod float8;
 pub mod layout;
 pub mod map;
+mod mix;
 mod shape;
 
 pub use backend::{Backend, Buffer, Capabilities, Kernel, MemoryUse, View};
@@ -23,4 +24,5 @@ pub use float8::{F8E4M3, F8E5M2};
 pub use half::{bf16, f16};
 pub use layout::Layout;
 pub use map::MapProgram;
+pub use mix::{Mix, Mixed};
 pub use shape::{Dims, Shape};

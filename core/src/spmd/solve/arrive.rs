@@ -8,10 +8,9 @@ use crate::{
     Mesh, Placement, Reduction, Result, Sharding,
     reshard::{Held, Price},
     spmd::rule::{FactorKind, Factors, Rule},
-    table::Mix,
 };
+use anymesh_kernel::Mixed;
 use smallvec::SmallVec;
-use std::{collections::HashMap, hash::BuildHasherDefault};
 
 /// An operand brought to a sharding.
 pub(super) struct Arrival {
@@ -79,7 +78,7 @@ pub(super) struct Arrivals<'a> {
     /// What each candidate of each axis asks of it: 0 for nothing, a factor and 1, or a reduction
     /// and [`PARTIAL`].
     codes: SmallVec<[SmallVec<[u8; 6]>; 4]>,
-    known: HashMap<Asked, usize, BuildHasherDefault<Mix>>,
+    known: Mixed<Asked, usize>,
     list: Vec<Arrival>,
 }
 
@@ -106,7 +105,7 @@ impl<'a> Arrivals<'a> {
             codes: candidates
                 .map(|c| c.list.iter().map(code).collect())
                 .collect(),
-            known: HashMap::default(),
+            known: Mixed::default(),
             list: Vec::with_capacity(32),
         }
     }
