@@ -189,7 +189,7 @@ impl Param {
     /// [`set`](Self::set) of values that the caller does not need.
     pub(crate) fn set_own(&mut self, values: Tensor) -> Result<()> {
         self.check_shape(&values)?;
-        self.value = self.value.with_own(values)?;
+        self.value = self.value.taking(values)?;
         self.renew()
     }
 
@@ -205,8 +205,8 @@ impl Param {
         self.check_shape(&values)?;
         match &self.working {
             Some(working) if self.copy_dtype() == Some(copy.dtype()) => {
-                self.working = Some(working.with_own(copy)?);
-                self.value = self.value.with_own(values)?;
+                self.working = Some(working.taking(copy)?);
+                self.value = self.value.taking(values)?;
                 Ok(())
             }
             _ => self.set_own(values),

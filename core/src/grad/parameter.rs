@@ -69,13 +69,22 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn with_values(&self, values: &Tensor) -> Result<Tensor> {
-        self.with_own(values.clone())
+        self.taking(values.clone())
     }
 
-    /// [`with_values`](Self::with_values) of values that the caller does not need: they need not be
-    /// described a second time.
+    /// [`with_values`](Self::with_values) of values that the caller does not need: they become the
+    /// tensor, and nothing is described a second time.
+    ///
+    /// ```
+    /// # use anymesh_core::Tensor;
+    /// # let device = anymesh_backend_cpu::device();
+    /// let w = Tensor::new(&[1f32, 2.0], &device)?.require_grad()?;
+    /// let next = w.taking(Tensor::new(&[3f32, 4.0], &device)?)?;
+    /// assert!(next.is_leaf() && next.to_vec::<f32>()? == [3.0, 4.0]);
+    /// # Ok::<(), anymesh_core::Error>(())
+    /// ```
     #[track_caller]
-    pub fn with_own(&self, values: Tensor) -> Result<Tensor> {
+    pub fn taking(&self, values: Tensor) -> Result<Tensor> {
         let op = "with_values";
         let edge = self.edge();
         if let Some(edge) = edge.filter(|edge| !edge.node.is_leaf()) {
