@@ -1,6 +1,6 @@
 use super::*;
 use crate::testing::{assert_close, dense_view, random, read, values, views};
-use anymesh_kernel::View;
+use anymesh_kernel::{View, backend::AttentionBackwardCall};
 
 struct Naive {
     out: Vec<f64>,
