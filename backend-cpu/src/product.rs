@@ -126,7 +126,8 @@ impl<T: Float> Product<'_, T> {
     /// or where its rows would push each other out of the cache.
     fn left_in_place(&self, panels: usize) -> bool {
         let Matrix { rows, cols, .. } = self.left;
-        let along = |step: isize| step > 0 && step as usize * size_of::<T>() % 2048 != 0;
+        let along =
+            |step: isize| step > 0 && !(step as usize * size_of::<T>()).is_multiple_of(2048);
         panels <= FEW && ((cols == 1 && along(rows)) || (rows == 1 && along(cols)))
     }
 

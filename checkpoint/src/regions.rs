@@ -112,7 +112,7 @@ pub(crate) fn flat_regions(shape: &[usize], range: Range<usize>) -> Vec<(Region,
         let left = range.end - at;
         // The outermost dimension at whose beginning we are and of which a whole index is left.
         let outermost = (0..shape.len())
-            .find(|&d| at % strides[d] as usize == 0 && left >= strides[d] as usize);
+            .find(|&d| at.is_multiple_of(strides[d] as usize) && left >= strides[d] as usize);
         let (mut start, mut size) = (vec![0; shape.len()], vec![1; shape.len()]);
         let mut rest = at;
         for (i, stride) in start.iter_mut().zip(&strides) {

@@ -154,10 +154,10 @@ pub(super) fn generation_config(file: &File) -> Map<String, Value> {
     let mut config: Map<String, Value> = token_ids(file).collect();
     // Models that chat end their turns with a token of its own.
     let turn = file.metadata().count("tokenizer.ggml.eot_token_id");
-    if let (Some(turn), Some(end)) = (turn, config.get("eos_token_id").and_then(Value::as_u64)) {
-        if turn != end {
-            config.insert("eos_token_id".into(), json!([end, turn]));
-        }
+    if let (Some(turn), Some(end)) = (turn, config.get("eos_token_id").and_then(Value::as_u64))
+        && turn != end
+    {
+        config.insert("eos_token_id".into(), json!([end, turn]));
     }
     config
 }

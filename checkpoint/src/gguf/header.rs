@@ -216,7 +216,7 @@ impl Entry {
     /// Whether so many bytes lie where they may, inside the data.
     fn place(&self, bytes: u64, alignment: u64, available: u64) -> Result<(), Defect> {
         let at = self.at;
-        if at % alignment != 0 {
+        if !at.is_multiple_of(alignment) {
             return Err(Defect::Misaligned {
                 tensor: self.name.clone(),
                 at,

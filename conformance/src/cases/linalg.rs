@@ -507,12 +507,12 @@ fn grouped(cases: &mut Cases) {
         cases.add("grouped_matmul", DType::F32, what.clone(), move |d| {
             let x = data(d, DType::F32, &[640, 512], left, 44)?;
             let w = data(d, DType::F32, &[4, 512, 640], right, 45)?;
-            Ok(vec![x.grouped_matmul(&w, &Tensor::new(&ends(), d)?)?])
+            Ok(vec![x.grouped_matmul(&w, &Tensor::new(ends(), d)?)?])
         });
         cases.add("grouped_outer", DType::F32, what, move |d| {
             let x = data(d, DType::F32, &[640, 512], left, 46)?;
             let y = data(d, DType::F32, &[640, 640], right, 47)?;
-            Ok(vec![x.grouped_outer(&y, &Tensor::new(&ends(), d)?)?])
+            Ok(vec![x.grouped_outer(&y, &Tensor::new(ends(), d)?)?])
         });
     }
     for dtype in DTYPES.into_iter().filter(|dtype| dtype.is_float()) {

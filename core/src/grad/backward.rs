@@ -130,10 +130,8 @@ impl Pass<'_> {
     pub(super) fn run(&self, seeds: Vec<(Edge, Tensor)>) -> Result<PassGradients> {
         let mut open = Open::new();
         with_mode(self.mode(), || {
-            let seeds = seeds.into_iter();
-            seeds
-                .map(|(edge, gradient)| add(&mut open, None, &edge, gradient).map(drop))
-                .collect::<Result<()>>()
+            let mut seeds = seeds.into_iter();
+            seeds.try_for_each(|(edge, gradient)| add(&mut open, None, &edge, gradient).map(drop))
         })?;
         self.go_on(open)
     }
@@ -194,7 +192,7 @@ impl Pass<'_> {
                     continue;
                 }
                 if let Some(horizon) = &mut horizon {
-                    horizon.advance(node.id, &is_needed)?;
+                    horizon.advance(node.id, is_needed)?;
                 }
                 let defers = later.contains(&true);
                 let keep = self.retain || self.create_graph || defers;

@@ -167,7 +167,7 @@ impl<'a> Geometry<'a> {
             let size = |(_, axis): &(u8, u8)| self.mesh.size(*axis as usize) as u64;
             let parts = |cuts: &[(u8, u8)]| cuts.iter().map(size).product::<u64>();
             let (parts_a, parts_b) = (parts(a), parts(b));
-            if n % parts_a != 0 || n % parts_b != 0 {
+            if !n.is_multiple_of(parts_a) || !n.is_multiple_of(parts_b) {
                 return None;
             }
             have *= n / parts_a;
@@ -178,7 +178,8 @@ impl<'a> Geometry<'a> {
                 b.iter().filter(|c| size(c) > 1).peekable(),
             );
             while a.peek().is_some() && a.peek() == b.peek() {
-                (a.next(), b.next());
+                a.next();
+                b.next();
             }
             common *= match (a.peek(), b.peek()) {
                 (None, _) => n / parts_b,

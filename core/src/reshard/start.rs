@@ -56,10 +56,9 @@ impl Begin {
             && beside
             && last.recv_bytes > 0
             && before.iter().all(|step| step.recv_bytes == 0)
+            && let Some(ready) = Ready::of(run_steps(&source, before)?, last)
         {
-            if let Some(ready) = Ready::of(run_steps(&source, before)?, last) {
-                return Ok(Begin::Ready(ready));
-            }
+            return Ok(Begin::Ready(ready));
         }
         let brought = run(&source, &plan)?;
         Ok(Begin::There(match plan.recv_bytes {
@@ -131,7 +130,7 @@ impl Ready {
         let (mesh, to) = (self.x.mesh(), &self.step.to);
         let even = |d: usize| {
             let parts: usize = to.axes_of(d).map(|a| mesh.size(a)).product();
-            self.x.dims()[d] % parts == 0
+            self.x.dims()[d].is_multiple_of(parts)
         };
         // Copies only share where all ranks are here.
         !mesh.is_local()

@@ -36,7 +36,7 @@ fn list(more: u32, both: bool) -> [f32; 256] {
 /// Bound `k` of `steps` even steps from 0.1 to 1, counted from the nearer end and rounded once.
 fn bound(k: usize, steps: usize) -> f32 {
     let step = (1.0f32 - 0.1) / steps as f32;
-    match k < (steps + 1) / 2 {
+    match k < steps.div_ceil(2) {
         true => step.mul_add(k as f32, 0.1),
         false => (-step).mul_add((steps - k) as f32, 1.0),
     }

@@ -157,14 +157,7 @@ fn sharded_baddbmm(x: &Tensor, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) ->
         // and shape will do for the local step.
         let local = |l: &Local<'_>| {
             let nothing = Tensor::zeros([1], x.dtype(), l[0].device())?;
-            nothing.baddbmm(
-                &l[0],
-                &l[1],
-                &Baddbmm {
-                    beta: beta,
-                    alpha: alpha,
-                },
-            )
+            nothing.baddbmm(&l[0], &l[1], &Baddbmm { beta, alpha })
         };
         return Call::of(&BADDBMM, &[a, b]).optional(0, &[None]).run1(local);
     }
@@ -174,14 +167,5 @@ fn sharded_baddbmm(x: &Tensor, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) ->
     } else {
         x.cast(a.dtype())?.expand(&shape)?
     };
-    Call::of(&BADDBMM, &[&x, a, b]).run1(|l| {
-        l[0].baddbmm(
-            &l[1],
-            &l[2],
-            &Baddbmm {
-                beta: beta,
-                alpha: alpha,
-            },
-        )
-    })
+    Call::of(&BADDBMM, &[&x, a, b]).run1(|l| l[0].baddbmm(&l[1], &l[2], &Baddbmm { beta, alpha }))
 }

@@ -166,13 +166,10 @@ impl PlannedStep {
                         until: hold.number("until")? as usize,
                     })
                 });
-                let cuts = step
-                    .list("cuts")?
-                    .iter()
-                    .map(|pair| match &list(pair)?[..] {
-                        [factor, axis] => Ok((small(factor)?, small(axis)?)),
-                        _ => Err(bad(pair, "a factor and an axis")),
-                    });
+                let cuts = step.list("cuts")?.iter().map(|pair| match list(pair)? {
+                    [factor, axis] => Ok((small(factor)?, small(axis)?)),
+                    _ => Err(bad(pair, "a factor and an axis")),
+                });
                 if sources.len() != operands.len() {
                     return Err(bad(value, "a source for each operand"));
                 }
