@@ -90,7 +90,7 @@ impl Sizes {
     }
 
     /// `exp(score - lse)`; zero for queries that see nothing, whose scores and log-sum-exp are minus
-    /// infinity: that is put right before the exponential, so that its slope is a number too.
+    /// infinity and are not subtracted from each other.
     pub(super) fn probabilities(&self, scores: &Tensor, lse: &Tensor) -> Result<Tensor> {
         Expr::new(self.op, &[scores, lse]).map(scores.dtype(), |a| {
             let lse = a.x[1];
