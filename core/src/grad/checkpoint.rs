@@ -114,7 +114,7 @@ fn pull_again(
         .run(seeds)?;
         let _unseen = observe::unseen();
         // An operand that is there twice gets its gradient once.
-        let mut gradient = |t: &Tensor| t.edge().and_then(|e| found.gradients.remove(&e.key()));
+        let gradient = |t: &Tensor| t.edge().and_then(|e| found.gradients.remove(&e.key()));
         let gradients = operands.iter().map(gradient);
         gradients.map(|g| g.map(|g| g.wait()).transpose()).collect()
     }
