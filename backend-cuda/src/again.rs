@@ -15,14 +15,15 @@
 
 use crate::{
     engine::Way,
+    lists::Lists,
     memory::{GpuArena, place, taken_by},
     queue::Prepared,
     replay::Held,
-    server::{Argument, Launcher, Taped},
+    server::{Argument, Taped},
 };
 use anymesh_kernel::{
     Mix, Mixed, Result, Scalar,
-    backend::{Buffers, Form, Kernel},
+    backend::{Buffers, Form, Kernel, List, Steps},
 };
 use anymesh_shaders::{Arena, Memory, Repeats};
 use cubecl_environment::stream::StreamId;
@@ -84,9 +85,10 @@ enum From {
 struct Call {
     numbers: SmallVec<[Scalar; 2]>,
     launches: Arc<[Again]>,
-    /// Bytes to take: first the results, then what is let go once everything is queued.
+    /// Bytes to take: first for results, then for what is let go once everything is queued.
     taken: Vec<usize>,
-    results: usize,
+    /// For each result the operand whose memory it has; nothing where that is taken.
+    results: SmallVec<[Option<usize>; 1]>,
 }
 
 #[derive(Default)]
@@ -102,6 +104,7 @@ pub(crate) struct Repeated {
     way: Way,
     arena: GpuArena,
     known: Mutex<Known>,
+    lists: Lists,
     mode: Mode,
 }
 
@@ -135,6 +138,7 @@ enum Answer {
 impl Repeated {
     pub(crate) fn new(way: Way, arena: GpuArena) -> Self {
         Self {
+            lists: Lists::new(way.clone(), arena.clone()),
             way,
             arena,
             known: Mutex::default(),
@@ -196,13 +200,16 @@ impl Repeated {
         calls.extend(call.clone());
         drop(known);
         match call {
-            Some(call) if self.mode == Mode::All => self.repeat(kernel, &call),
+            // What was written over an operand cannot be computed from it again.
+            Some(call) if self.mode == Mode::All && call.results.iter().all(Option::is_none) => {
+                self.repeat(kernel, &call)
+            }
             _ => Ok(made),
         }
     }
 
     fn repeat(&self, kernel: &Kernel, call: &Call) -> Result<Buffers> {
-        let mut taken = (call.taken.iter())
+        let taken = (call.taken.iter())
             .map(|bytes| self.arena.alloc(*bytes))
             .collect::<Result<SmallVec<[Memory; 2]>>>()?;
         let operands = (kernel.operands())
@@ -219,8 +226,12 @@ impl Repeated {
             addresses: slots.map(address).collect(),
         };
         self.way.submit(held);
-        taken.truncate(call.results);
-        Ok(taken.into_iter().map(Memory::buffer).collect())
+        let mut taken = taken.into_iter();
+        let result = |operand: &Option<usize>| match *operand {
+            None => taken.next().map(Memory::buffer),
+            Some(k) => kernel.operands().nth(k).map(|view| view.buffer.clone()),
+        };
+        Ok(call.results.iter().filter_map(result).collect())
     }
 }
 
@@ -237,11 +248,11 @@ impl Repeats for Repeated {
         }
     }
 
-    fn as_list(&self, work: &mut dyn FnMut()) {
-        self.way.handle.submit(Launcher::begin_list);
-        work();
-        self.way.handle.submit(Launcher::end_list);
-        self.way.handle.flush_queue();
+    fn list<'a>(&'a self, list: &List<'_>) -> Option<Box<dyn Steps + 'a>> {
+        match self.mode {
+            Mode::Off => None,
+            _ => self.lists.begin(list),
+        }
     }
 }
 
@@ -253,16 +264,25 @@ fn learned(kernel: &Kernel, made: &Buffers, taken: &[Memory], tape: Vec<Taped>) 
         .ok()?;
     let taken: Vec<Range<u64>> = taken.iter().map(place).collect();
     // The results first.
-    let mut order = Vec::with_capacity(taken.len());
+    let (mut order, mut results) = (Vec::with_capacity(taken.len()), SmallVec::new());
     for buffer in made {
         let result = place(buffer.get().ok()?);
-        let k = taken.iter().position(|range| *range == result)?;
-        if order.contains(&k) {
-            return None;
+        let among = |places: &[Range<u64>]| places.iter().position(|place| *place == result);
+        match among(&taken) {
+            Some(k) if order.contains(&k) => return None,
+            Some(k) => {
+                order.push(k);
+                results.push(None);
+            }
+            None => {
+                let operand = Some(among(&operands)?);
+                if results.contains(&operand) {
+                    return None;
+                }
+                results.push(operand);
+            }
         }
-        order.push(k);
     }
-    let results = order.len();
     let rest: Vec<usize> = (0..taken.len()).filter(|k| !order.contains(k)).collect();
     order.extend(rest);
     let taken: Vec<Range<u64>> = order.iter().map(|k| taken[*k].clone()).collect();

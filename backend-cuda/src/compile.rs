@@ -70,6 +70,18 @@ impl Compiler {
         })
     }
 
+    /// A compiler that is never asked.
+    #[cfg(test)]
+    pub(crate) fn idle(gpu: Gpu) -> Self {
+        Self {
+            options: gpu.options(),
+            gpu,
+            flags: vec![],
+            version: (0, 0),
+            store: None,
+        }
+    }
+
     pub(crate) fn gpu(&self) -> &Gpu {
         &self.gpu
     }

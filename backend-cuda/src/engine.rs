@@ -10,6 +10,7 @@ use crate::{
     replay::{Held, Library},
     server::Launcher,
     stream::{GpuSlabs, GpuStream},
+    trace,
 };
 use cubecl::{client::Client, device_handle::DeviceHandle};
 use cubecl_common::device::DeviceId;
@@ -50,6 +51,7 @@ const EAGER: u32 = 4;
 
 impl Way {
     pub(crate) fn submit(&self, held: Held) {
+        trace::launched(&held);
         self.handle.submit(move |launcher| launcher.again(held));
         // The channel hands over many tasks at a time, and whoever hands over fewer waits for it. So
         // only a GPU that has nothing to do is given work at once.
@@ -88,11 +90,16 @@ impl Engine {
 
     /// A device that compiles kernels for a GPU that is not there.
     pub(crate) fn compile_only(gpu: Gpu, store: Option<Store>) -> Result<Self, String> {
+        Self::without_gpu(Compiler::new(gpu, store)?)
+    }
+
+    /// A device that runs nothing.
+    pub(crate) fn without_gpu(compiler: Compiler) -> Result<Self, String> {
         static COUNT: AtomicU16 = AtomicU16::new(0);
         Self::new(
             DeviceId::new(COMPILERS, COUNT.fetch_add(1, Ordering::Relaxed)),
             "cuda:compile".into(),
-            Compiler::new(gpu, store)?,
+            compiler,
             Box::new(Nothing),
             Box::<NoSlabs>::default(),
         )
@@ -133,6 +140,11 @@ impl Engine {
     /// CubeCL's way to it.
     pub(crate) fn client(&self) -> &Client {
         &self.client
+    }
+
+    #[cfg(test)]
+    pub(crate) fn way(&self) -> &Way {
+        &self.way
     }
 
     /// Makes calls again that were made before.

@@ -12,7 +12,7 @@
 
 use anymesh_kernel::{
     Backend, Buffer, Capabilities, Device, Error, Kernel, Result,
-    backend::{BoxFuture, Buffers, HostMemory, Launch},
+    backend::{BoxFuture, Buffers, HostMemory, Launch, List, Steps},
 };
 use std::{
     collections::VecDeque,
@@ -277,8 +277,12 @@ impl Backend for Gated {
         self.inner.backend().launch(kernel)
     }
 
-    fn as_list(&self, work: &mut dyn FnMut()) {
-        self.inner.backend().as_list(work);
+    fn list<'a>(&'a self, list: &List<'_>) -> Option<Box<dyn Steps + 'a>> {
+        // While something is expected from other devices each launch waits for its own operands.
+        match self.gate.shut.load(Ordering::Acquire) {
+            true => None,
+            false => self.inner.backend().list(list),
+        }
     }
 
     fn launch_all(&self, launches: Vec<Launch>) -> Result<Vec<Buffers>> {

@@ -4,7 +4,7 @@
 //! opened. Where one is missing the error says which and what to install.
 //!
 //! CubeCL is the compiler, the rest is here: `server` receives launches from CubeCL's client, on a
-//! thread of its own, `again` makes those that came before without it, `replay` lists of them as one; `compile` makes cubins of kernels, which `disk` keeps; `memory` hands out memory
+//! thread of its own, `again` makes those that came before without it, `lists` whole lists of them (`trace` writes down what they come to) as one graph; `compile` makes cubins of kernels, which `disk` keeps; `memory` hands out memory
 //! by the arithmetic of `pool`; `stream` is the one stream of the driver on which everything runs, and
 //! `engine` ties them together.
 
@@ -17,6 +17,7 @@ mod failures;
 #[cfg(feature = "nccl")]
 mod gate;
 mod gpu;
+mod lists;
 mod log;
 mod memory;
 #[cfg(feature = "nccl")]
@@ -26,6 +27,7 @@ mod queue;
 mod replay;
 mod server;
 mod stream;
+mod trace;
 
 pub use pool::MemoryUse;
 

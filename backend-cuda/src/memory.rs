@@ -7,6 +7,7 @@
 use crate::{
     log,
     pool::{self, MemoryUse, Pool},
+    trace,
 };
 use anymesh_kernel::{Error, Result};
 use anymesh_shaders::{Arena, Memory, Reached};
@@ -82,8 +83,84 @@ struct Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        self.shared.pool().give(self.address);
+        trace::gave(self.address);
+        let mine = |later: &mut Option<Later>| {
+            let later = later.as_mut();
+            let later = later.filter(|later| later.of == Arc::as_ptr(&self.shared));
+            later.map(|later| later.given.push(self.address))
+        };
+        if LATER.with_borrow_mut(mine).is_none() {
+            self.shared.pool().give(self.address);
+        }
     }
+}
+
+/// What a thread gives back while it holds the pool.
+struct Later {
+    of: *const Shared,
+    given: Vec<u64>,
+}
+
+/// A pool that one thread holds, so that what it takes and gives back is seen by others all at once.
+pub(crate) struct Hold<'a> {
+    shared: &'a Arc<Shared>,
+    pool: MutexGuard<'a, Pool>,
+}
+
+impl Hold<'_> {
+    /// Takes memory at the address that it had before; whether it could.
+    pub(crate) fn take(&mut self, bytes: u64, address: u64) -> bool {
+        match self.pool.take(bytes) {
+            Some(taken) if taken == address => true,
+            Some(taken) => {
+                self.pool.give(taken);
+                false
+            }
+            None => false,
+        }
+    }
+
+    pub(crate) fn give(&mut self, address: u64) {
+        self.pool.give(address);
+    }
+
+    /// Gives back what this thread has dropped.
+    pub(crate) fn settle(&mut self) {
+        LATER.with_borrow_mut(|later| {
+            for address in later.iter_mut().flat_map(|later| later.given.drain(..)) {
+                self.pool.give(address);
+            }
+        });
+    }
+
+    /// Memory that was taken.
+    pub(crate) fn memory(&self, address: u64, bytes: usize) -> Memory {
+        memory(self.shared, address, bytes)
+    }
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        self.settle();
+        LATER.set(None);
+    }
+}
+
+/// Memory at an address that was taken.
+fn memory(shared: &Arc<Shared>, address: u64, bytes: usize) -> Memory {
+    let block = Block {
+        address,
+        shared: shared.clone(),
+    };
+    let mut handle = Handle::from_memory(
+        shared.everything.clone(),
+        shared.service,
+        StreamId { value: 0 },
+        // The offset is counted in.
+        address + bytes as u64,
+    );
+    handle.offset_start = Some(address);
+    Memory::owned(handle, bytes, Arc::new(block))
 }
 
 impl Shared {
@@ -167,25 +244,27 @@ impl GpuArena {
     pub(crate) fn report(&self) -> MemoryUse {
         self.shared.pool().report()
     }
+
+    /// Holds the pool for this thread.
+    pub(crate) fn hold(&self) -> Hold<'_> {
+        let pool = self.shared.pool();
+        LATER.set(Some(Later {
+            of: Arc::as_ptr(&self.shared),
+            given: vec![],
+        }));
+        Hold {
+            shared: &self.shared,
+            pool,
+        }
+    }
 }
 
 impl Arena for GpuArena {
     fn alloc(&self, bytes: usize) -> Result<Memory> {
         let shared = &self.shared;
         let address = shared.take(bytes as u64)?;
-        let block = Block {
-            address,
-            shared: shared.clone(),
-        };
-        let mut handle = Handle::from_memory(
-            shared.everything.clone(),
-            shared.service,
-            StreamId { value: 0 },
-            // The offset is counted in.
-            address + bytes as u64,
-        );
-        handle.offset_start = Some(address);
-        let memory = Memory::owned(handle, bytes, Arc::new(block));
+        trace::took(bytes as u64, address);
+        let memory = memory(shared, address, bytes);
         TAKEN.with_borrow_mut(|taken| {
             if let Some(taken) = taken {
                 taken.push(memory.clone());
@@ -230,6 +309,8 @@ impl Arena for GpuArena {
 }
 
 thread_local! {
+    /// What this thread gives back while it holds a pool.
+    static LATER: RefCell<Option<Later>> = const { RefCell::new(None) };
     /// What this thread takes, while somebody wants to know.
     static TAKEN: RefCell<Option<Vec<Memory>>> = const { RefCell::new(None) };
 }

@@ -14,7 +14,7 @@ use crate::{
     log,
     memory::{Places, STANDING},
     queue::{Function, Queue, Stream},
-    replay::{Graphs, Held},
+    replay::Held,
 };
 use cubecl::{
     CubeCount, CubeKernel,
@@ -67,9 +67,9 @@ pub(crate) struct Launcher {
     /// What threads that are watched have launched; nothing where they did something else too, or
     /// where it failed.
     tapes: HashMap<StreamId, Option<Vec<Taped>>>,
-    /// The launches of a list that did not end yet.
+    /// The launches of a list that did not end yet, and whether nothing else came in between.
     held: Option<Vec<Held>>,
-    graphs: Graphs,
+    whole: bool,
     /// Launches since somebody waited for the GPU, counted by whoever makes them.
     pub(crate) since_read: Arc<AtomicU32>,
     utilities: Arc<ServerUtilities>,
@@ -130,7 +130,7 @@ impl Launcher {
             failures: Failures::default(),
             tapes: HashMap::new(),
             held: None,
-            graphs: Graphs::default(),
+            whole: false,
             since_read: Arc::default(),
             utilities: Arc::new(utilities),
             addresses: vec![],

@@ -265,18 +265,18 @@ impl Tensor {
 
     /// Whether this is the only handle on it and on its memory.
     pub(crate) fn is_sole(&self) -> bool {
-        let sole = |view: View| view.buffer.handles() == 2; // The tensor's and this one.
+        let sole = |view: View| self.device().backend().is_sole(&view.buffer);
         self.is_plain() && Arc::strong_count(&self.0) == 1 && self.view().is_ok_and(sole)
     }
 
-    /// Its memory, where this is the only handle on the tensor and it is plain, dense and all that
-    /// the memory holds. Others may have that too.
-    pub(crate) fn own_buffer(&self) -> Option<Buffer> {
-        let Memory::Plain(Shard { buffer, layout }) = &self.0.shards else {
-            return None;
-        };
+    /// The memory of a rank that it holds, where this is the only handle on the tensor, and what the
+    /// rank has is dense and all that the memory holds. Others may have that too.
+    pub(crate) fn own_buffer(&self, rank: usize) -> Option<Buffer> {
+        let Shard { buffer, layout } = self.0.shards.shard(rank);
         let whole = layout.offset == 0 && layout.is_contiguous();
-        let sole = Arc::strong_count(&self.0) == 1 && !crate::grad::is_recording(&[self]);
+        let shared = matches!(&self.0.shards, Memory::Mesh(all) if Arc::strong_count(all) > 1);
+        let sole = Arc::strong_count(&self.0) == 1 && !shared;
+        let sole = sole && !crate::grad::is_recording(&[self]);
         buffer.clone().filter(|_| whole && sole)
     }
 
@@ -396,7 +396,7 @@ impl Tensor {
         }))
     }
 
-    /// Takes the values out of a plain tensor, if this is the only handle on it: they are no longer
+    /// Takes the values out of a tensor, if this is the only handle on it: they are no longer
     /// part of the tape, and here is nothing to read until [`with_values`](Self::with_values) makes
     /// it anew. So whoever changes a parameter can give its memory
     /// [to what becomes of it](crate::ops::Expr::maps_over).
@@ -414,12 +414,35 @@ impl Tensor {
     /// ```
     pub fn take_values(&mut self) -> Option<Tensor> {
         let inner = Arc::get_mut(&mut self.0)?;
-        let Memory::Plain(shard) = &mut inner.shards else {
-            return None;
-        };
-        let (buffer, layout) = (shard.buffer.take()?, shard.layout.clone());
-        let mesh = inner.mesh.clone();
-        Some(Self::assemble(Some(buffer), inner.dtype, layout, mesh))
+        match &mut inner.shards {
+            Memory::Plain(shard) => {
+                let (buffer, layout) = (shard.buffer.take()?, shard.layout.clone());
+                let mesh = inner.mesh.clone();
+                Some(Self::assemble(Some(buffer), inner.dtype, layout, mesh))
+            }
+            Memory::Mesh(shards) => {
+                let own = Arc::get_mut(shards)?;
+                let shards = (own.iter_mut())
+                    .map(|shard| Shard {
+                        buffer: shard.buffer.take(),
+                        layout: shard.layout.clone(),
+                    })
+                    .collect();
+                // What else the value is at hand in is not taken, and goes with it.
+                inner.forms = Some(Arc::default());
+                inner.holder = Some(OnceLock::new());
+                Some(Self(Arc::new(Inner {
+                    dtype: inner.dtype,
+                    shape: inner.shape.clone(),
+                    mesh: inner.mesh.clone(),
+                    sharding: inner.sharding.clone(),
+                    shards: Memory::Mesh(shards),
+                    forms: Some(Arc::default()),
+                    holder: Some(OnceLock::new()),
+                    edge: None,
+                })))
+            }
+        }
     }
 
     fn shard(&self) -> &Shard {

@@ -1,11 +1,11 @@
 //! A flushed list of launches as a graph of values, and what its plan is known by.
 
 use anymesh_kernel::{
-    Buffer, Kernel, Layout, MapProgram, Mix, Mixed,
-    backend::{Buffers, MapCall},
+    Buffer, Kernel, Mix, Mixed,
+    backend::{Buffers, Form, MapCall},
 };
 use smallvec::SmallVec;
-use std::hash::{Hash, Hasher};
+use std::hash::Hasher;
 
 /// A launch that was written down.
 #[derive(Debug)]
@@ -41,6 +41,7 @@ pub(crate) struct Graph<'n> {
     pub(crate) results: Vec<SmallVec<[Known; 1]>>,
     /// Buffers from before the list.
     pub(crate) outside: Vec<Known>,
+    pub(crate) buffers: Vec<&'n Buffer>,
 }
 
 /// The map call of a launch that can be fused: the launch itself, or what a reduction reduces. What
@@ -63,15 +64,15 @@ impl<'n> Graph<'n> {
         }
         let mut seen = Mixed::<u64, Seen<'_>>::default();
         seen.reserve(2 * nodes.len());
-        let mut outside = 0;
+        let mut buffers = vec![];
         let mut operands = Vec::with_capacity(nodes.len());
         for (n, node) in nodes.iter().enumerate() {
             let mut of_node = SmallVec::new();
             for view in node.kernel.operands() {
                 let known = seen.entry(view.buffer.serial()).or_insert_with(|| {
-                    outside += 1;
+                    buffers.push(&view.buffer);
                     Seen {
-                        source: Source::Outside(outside - 1),
+                        source: Source::Outside(buffers.len() as u32 - 1),
                         buffer: &view.buffer,
                         handles: 0,
                     }
@@ -101,7 +102,7 @@ impl<'n> Graph<'n> {
             bytes: 0,
             held: true,
         };
-        let mut of_outside = vec![nothing.clone(); outside as usize];
+        let mut of_outside = vec![nothing.clone(); buffers.len()];
         let mut results: Vec<SmallVec<[Known; 1]>> = nodes
             .iter()
             .map(|node| SmallVec::from_elem(nothing.clone(), node.outputs.len()))
@@ -119,6 +120,7 @@ impl<'n> Graph<'n> {
             operands,
             results,
             outside: of_outside,
+            buffers,
         }
     }
 
@@ -129,99 +131,47 @@ impl<'n> Graph<'n> {
         }
     }
 
-    /// What the plan of this list is known by: everything that the plan depends on. Numbers that
-    /// programs are given, seeds among them, are no part of it.
+    /// What the plan of this list is known by: everything that the plan depends on, and all that makes
+    /// its launches what they are. Numbers that programs are given, seeds among them, are no part of it.
     pub(crate) fn key(&self) -> Key {
-        let mut key = Key {
-            tokens: Vec::with_capacity(self.nodes.len() * 24),
-            programs: Vec::with_capacity(self.nodes.len()),
-            hash: 0,
-        };
-        for (n, node) in self.nodes.iter().enumerate() {
-            key.node(node, &self.operands[n], &self.results[n]);
+        let mut links = Vec::with_capacity(4 * self.nodes.len() + self.outside.len());
+        let known = |known: &Known| known.bytes << 1 | u64::from(known.held);
+        for (operands, results) in self.operands.iter().zip(&self.results) {
+            links.extend(operands.iter().map(|source| match *source {
+                Source::Result { node, output } => u64::from(node) << 9 | u64::from(output) << 1,
+                Source::Outside(k) => u64::from(k) << 1 | 1,
+            }));
+            links.extend(results.iter().map(known));
         }
-        for known in &self.outside {
-            key.push(known.bytes << 1 | u64::from(known.held));
+        links.extend(self.outside.iter().map(known));
+        let form = Form::of(self.nodes.iter().map(|node| &node.kernel));
+        let mut hash = Mix::default();
+        links.iter().for_each(|link| hash.write_u64(*link));
+        hash.write_u64(form.number());
+        Key {
+            hash: hash.finish(),
+            links,
+            form,
         }
-        key.close();
-        key
     }
 }
 
-/// Everything that a plan depends on, as numbers.
+/// What a plan is known by.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Key {
     hash: u64,
-    tokens: Vec<u64>,
-    programs: Vec<MapProgram>,
+    /// Who reads what, and who is held.
+    links: Vec<u64>,
+    form: Form,
 }
 
 impl Key {
-    fn push(&mut self, token: u64) {
-        self.tokens.push(token);
-    }
-
-    fn node(&mut self, node: &Node, operands: &[Source], results: &[Known]) {
-        let fusable = fusable(&node.kernel);
-        let kind = match (&node.kernel, fusable) {
-            (_, None) => u64::from(!node.kernel.effects().is_pure()),
-            (Kernel::Map(_), _) => 2,
-            _ => 3,
-        };
-        self.push(kind << 32 | (operands.len() as u64) << 8 | results.len() as u64);
-        for source in operands {
-            self.push(match *source {
-                Source::Result { node, output } => u64::from(node) << 9 | u64::from(output) << 1,
-                Source::Outside(k) => u64::from(k) << 1 | 1,
-            });
-        }
-        for known in results {
-            self.push(known.bytes << 1 | u64::from(known.held));
-        }
-        let Some(call) = fusable else { return };
-        self.push(call.op.as_ptr() as u64);
-        self.push(call.op.len() as u64);
-        self.dims(call.shape.dims());
-        for input in &call.inputs {
-            self.layout(&input.view.layout);
-            self.push(u64::from(input.window.is_some()));
-            let starts = input.window.iter().flatten();
-            starts.for_each(|start| self.push(*start as u64));
-        }
-        for form in &call.indices {
-            self.push(form.offset as u64);
-            form.strides.iter().for_each(|s| self.push(*s as u64));
-        }
-        if let Kernel::Reduce(call) = &node.kernel {
-            self.dims(&call.axes);
-        }
-        self.programs.push(call.program.clone());
-    }
-
-    fn layout(&mut self, layout: &Layout) {
-        self.dims(layout.shape.dims());
-        layout.strides.iter().for_each(|s| self.push(*s as u64));
-        self.push(layout.offset as u64);
-    }
-
-    fn dims(&mut self, dims: &[usize]) {
-        self.push(dims.len() as u64);
-        dims.iter().for_each(|d| self.push(*d as u64));
-    }
-
-    fn close(&mut self) {
-        let mut hash = Mix::default();
-        self.tokens.iter().for_each(|token| hash.write_u64(*token));
-        self.programs.iter().for_each(|p| p.hash(&mut hash));
-        self.hash = hash.finish();
-    }
-
     pub(crate) fn hash(&self) -> u64 {
         self.hash
     }
 
     /// The memory it takes, about.
     pub(crate) fn bytes(&self) -> usize {
-        self.tokens.len() * 8 + self.programs.len() * 16
+        self.links.len() * 8 + self.form.bytes()
     }
 }

@@ -9,12 +9,18 @@ use crate::{
     groups::{Group, Groups},
     program::{Joined, join},
 };
-use anymesh_kernel::{MapProgram, Shape};
+use anymesh_kernel::{Kernel, MapProgram, Shape, View};
 use std::{
     cmp::Reverse,
-    collections::{BinaryHeap, HashSet},
-    sync::{Mutex, PoisonError},
+    collections::{BinaryHeap, HashMap, HashSet},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
+
+/// Numbers of plans, of all devices.
+static PLANS: AtomicU64 = AtomicU64::new(0);
 
 /// What a list of launches becomes.
 #[derive(Debug, Default)]
@@ -23,6 +29,10 @@ pub(crate) struct Plan {
     /// Launches that are let go after each step, and before the first one.
     pub(crate) after: Vec<Vec<u32>>,
     pub(crate) dead: Vec<u32>,
+    /// Launches whose result may take the memory of the operand that they are the last to read.
+    pub(crate) over: HashSet<u32>,
+    /// What lists of this plan are known by.
+    pub(crate) number: u64,
     /// Whether everything was fused that may be.
     pub(crate) complete: bool,
 }
@@ -107,6 +117,8 @@ impl Planner {
             }
         }
         release(&mut plan, graph.nodes.len());
+        plan.over = last_readers(&plan, graph);
+        plan.number = PLANS.fetch_add(1, Ordering::Relaxed);
         plan
     }
 }
@@ -271,4 +283,44 @@ fn release(plan: &mut Plan, count: usize) {
             None => plan.dead.push(node as u32),
         }
     }
+}
+
+/// The operand whose memory a launch would have its result take.
+pub(crate) fn taken(kernel: &Kernel) -> Option<usize> {
+    match kernel {
+        Kernel::RowProgram(call) => call.over.then_some(0),
+        Kernel::Matmul(call) => {
+            let addend = call.addend.as_ref().filter(|addend| addend.over)?;
+            let at = |view: &View| std::ptr::eq(view, &addend.view);
+            kernel.operands().position(at)
+        }
+        _ => None,
+    }
+}
+
+/// The launches that may take the memory of an operand: nobody else holds it, and nobody reads it
+/// after them.
+fn last_readers(plan: &Plan, graph: &Graph<'_>) -> HashSet<u32> {
+    let mut last = HashMap::<Source, (usize, usize)>::new();
+    for (i, step) in plan.steps.iter().enumerate() {
+        let nodes = match step {
+            Step::Single(node) => std::slice::from_ref(node),
+            Step::Fused(fused) => &fused.nodes,
+        };
+        for source in nodes.iter().flat_map(|n| &graph.operands[*n as usize]) {
+            let (at, times) = last.entry(*source).or_default();
+            *times = if *at == i { *times + 1 } else { 1 };
+            *at = i;
+        }
+    }
+    let takes = |(i, step): (usize, &Step)| {
+        let Step::Single(node) = *step else {
+            return None;
+        };
+        let operand = taken(&graph.nodes[node as usize].kernel)?;
+        let source = graph.operands[node as usize][operand];
+        let sole = !graph.known(source).held && last.get(&source) == Some(&(i, 1));
+        sole.then_some(node)
+    };
+    plan.steps.iter().enumerate().filter_map(takes).collect()
 }

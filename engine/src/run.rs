@@ -8,8 +8,8 @@ use crate::{
     value::{self, State},
 };
 use anymesh_kernel::{
-    Buffer, Device, Error, Kernel, Result, View,
-    backend::{MapCall, MapInput},
+    Buffer, Device, Error, Kernel, Result, Scalar, View,
+    backend::{Buffers, List, MapCall, MapInput, Steps},
 };
 use std::sync::Arc;
 
@@ -46,37 +46,62 @@ impl Runner {
 
     /// Runs a list. What fails is an error of its results.
     pub(crate) fn run(&mut self, nodes: Vec<Node>) {
-        let plan = self.plan(&nodes);
+        let graph = Graph::new(&nodes);
+        let plan = self.plan(&graph);
+        let inner = self.inner.clone();
+        let mut steps = self.list(&graph, plan.number, &inner);
         let mut nodes: Vec<Option<Node>> = nodes.into_iter().map(Some).collect();
         for dead in &plan.dead {
             nodes[*dead as usize] = None;
         }
-        // What a device queues as a list costs it one call where the list came before.
-        let inner = self.inner.clone();
-        inner.backend().as_list(&mut || {
-            for (step, gone) in plan.steps.iter().zip(&plan.after) {
-                match step {
-                    Step::Single(node) => self.single(&nodes, *node),
-                    Step::Fused(fused) => self.fused(&nodes, fused),
+        for (step, gone) in plan.steps.iter().zip(&plan.after) {
+            let listed = steps.as_deref_mut();
+            match step {
+                Step::Single(node) => {
+                    let over = plan.over.contains(node);
+                    self.single(&nodes, *node, over, listed)
                 }
-                for node in gone {
-                    nodes[*node as usize] = None;
-                }
+                Step::Fused(fused) => self.fused(&nodes, fused, listed),
             }
-        });
+            for node in gone {
+                nodes[*node as usize] = None;
+            }
+        }
     }
 
-    fn plan(&mut self, nodes: &[Node]) -> Arc<Plan> {
-        let graph = Graph::new(nodes);
+    fn plan(&mut self, graph: &Graph<'_>) -> Arc<Plan> {
         let key = graph.key();
         if let Some(plan) = self.cache.get(&key) {
             return plan;
         }
-        let plan = Arc::new(self.planner.plan(&graph, &self.options));
+        let plan = Arc::new(self.planner.plan(graph, &self.options));
         if plan.complete {
             self.cache.insert(key, plan.clone());
         }
         plan
+    }
+
+    /// Tells the device of the list: one that came before costs it less than its launches one by one.
+    fn list<'i>(
+        &self,
+        graph: &Graph<'_>,
+        number: u64,
+        inner: &'i Device,
+    ) -> Option<Box<dyn Steps + 'i>> {
+        let operands = (graph.buffers.iter())
+            .map(|buffer| match value::state(self.queue, buffer) {
+                Ok(State::Ready(inner)) => Some(inner),
+                _ => None,
+            })
+            .collect::<Option<Vec<_>>>()?;
+        let numbers: Vec<Scalar> = (graph.nodes.iter())
+            .flat_map(|node| node.kernel.numbers().iter().copied())
+            .collect();
+        inner.list(&List {
+            number,
+            operands: &operands,
+            numbers: &numbers,
+        })
     }
 
     /// The inner buffer of an operand, or why there is none.
@@ -97,49 +122,86 @@ impl Runner {
         }
     }
 
-    fn launch(&mut self, kernel: Kernel) -> Result<Vec<Buffer>> {
-        let views = self.inner.launch(kernel).inspect_err(|error| {
-            self.fault.get_or_insert_with(|| error.clone());
-        })?;
-        Ok(views.into_iter().map(|view| view.buffer).collect())
-    }
-
     /// A launch as it was written down.
-    fn single(&mut self, nodes: &[Option<Node>], number: u32) {
+    fn single(
+        &mut self,
+        nodes: &[Option<Node>],
+        number: u32,
+        over: bool,
+        mut listed: Option<&mut (dyn Steps + '_)>,
+    ) {
         let Some(node) = &nodes[number as usize] else {
             return;
         };
+        let operand = |k: usize| {
+            let view = node.kernel.operands().nth(k)?;
+            self.ready(&view.buffer).ok().filter(|_| over).filter(sole)
+        };
+        let again = listed.as_mut().and_then(|steps| steps.again(&operand));
+        if let Some(results) = again {
+            for (output, buffer) in node.outputs.iter().zip(results) {
+                value::settle(output, Ok(self.inner.adopt(buffer)));
+            }
+            return;
+        }
         let done = (|| {
             let mut kernel = node.kernel.clone();
-            if let Kernel::RowProgram(call) = &mut kernel {
-                call.over &= is_last_reader(nodes, number, &call.inputs[0].buffer);
-            }
-            if let Kernel::Matmul(call) = &mut kernel
-                && let Some(addend) = &mut call.addend
-            {
-                addend.over &= is_last_reader(nodes, number, &addend.view.buffer);
-            }
             for view in kernel.operands_mut() {
                 view.buffer = self.ready(&view.buffer)?;
             }
-            self.launch(kernel)
+            match &mut kernel {
+                Kernel::RowProgram(call) => call.over &= over && sole(&call.inputs[0].buffer),
+                Kernel::Matmul(call) => {
+                    if let Some(addend) = &mut call.addend {
+                        addend.over &= over && sole(&addend.view.buffer);
+                    }
+                }
+                _ => {}
+            }
+            let launched = self.inner.launch(kernel);
+            launched.inspect_err(|error| {
+                self.fault.get_or_insert_with(|| error.clone());
+            })
         })();
         match done {
-            Ok(buffers) => (node.outputs.iter().zip(buffers))
-                .for_each(|(output, buffer)| value::settle(output, Ok(buffer))),
+            Ok(views) => {
+                let buffers: Buffers = views.into_iter().map(|view| view.buffer).collect();
+                if let Some(steps) = listed {
+                    let operand = |k: usize| {
+                        let view = node.kernel.operands().nth(k)?;
+                        self.ready(&view.buffer).ok()
+                    };
+                    steps.made(&operand, &buffers);
+                }
+                (node.outputs.iter().zip(buffers))
+                    .for_each(|(output, buffer)| value::settle(output, Ok(buffer)));
+            }
             Err(error) => {
-                (node.outputs.iter()).for_each(|output| value::settle(output, Err(error.clone())))
+                (node.outputs.iter()).for_each(|output| value::settle(output, Err(error.clone())));
             }
         }
     }
 
-    fn fused(&mut self, nodes: &[Option<Node>], fused: &Fused) {
-        let done = match self.kernel(nodes, fused) {
-            Ok(kernel) => {
-                let launched = self.inner.launch(kernel);
-                launched.map(|views| views.into_iter().map(|view| view.buffer))
-            }
-            Err(error) => Err(error),
+    fn fused(
+        &mut self,
+        nodes: &[Option<Node>],
+        fused: &Fused,
+        mut listed: Option<&mut (dyn Steps + '_)>,
+    ) {
+        let again = listed.as_mut().and_then(|steps| steps.again(&|_| None));
+        let done = match again {
+            Some(results) => Ok(results
+                .into_iter()
+                .map(|buffer| self.inner.adopt(buffer))
+                .collect()),
+            None => self.kernel(nodes, fused).and_then(|kernel| {
+                let views = self.inner.launch(kernel)?;
+                let buffers: Buffers = views.into_iter().map(|view| view.buffer).collect();
+                if let Some(steps) = &mut listed {
+                    steps.made(&|_| None, &buffers);
+                }
+                Ok(buffers)
+            }),
         };
         match done {
             Ok(buffers) => {
@@ -151,7 +213,11 @@ impl Runner {
             }
             // Parts of it may not need what failed, and a kernel that the device refuses may be
             // fine in parts: one by one everything is as it would have been without the engine.
-            Err(_) => (fused.nodes.iter()).for_each(|node| self.single(nodes, *node)),
+            Err(_) => {
+                for node in &fused.nodes {
+                    self.single(nodes, *node, false, None);
+                }
+            }
         }
     }
 
@@ -202,11 +268,7 @@ impl Runner {
     }
 }
 
-/// Whether no other launch that waits reads a buffer.
-fn is_last_reader(nodes: &[Option<Node>], number: u32, buffer: &Buffer) -> bool {
-    let others = (nodes.iter().enumerate()).filter(|(n, _)| *n != number as usize);
-    let mut read = (others.filter_map(|(_, node)| node.as_ref()))
-        .flat_map(|node| node.kernel.operands())
-        .map(|view| &view.buffer);
-    !read.any(|other| other.same(buffer))
+/// Whether nobody holds memory but its value and the caller.
+fn sole(buffer: &Buffer) -> bool {
+    buffer.handles() == 2
 }

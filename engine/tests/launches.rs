@@ -401,7 +401,7 @@ fn kernels_that_are_launched_together_reach_the_device_together_after_what_waits
 }
 
 #[test]
-fn memory_is_given_up_only_where_no_launch_that_waits_reads_it() {
+fn memory_is_given_up_only_where_nobody_holds_it_and_no_launch_that_waits_reads_it() {
     /// Shorter rows are no row programs on the host.
     const N: usize = 1024;
     let seen = Arc::new(Mutex::new(vec![]));
@@ -439,11 +439,16 @@ fn memory_is_given_up_only_where_no_launch_that_waits_reads_it() {
     assert_eq!(read(&device, &second).expect("runs"), expected);
     let third = less(&x, true);
     assert_eq!(read(&device, &third).expect("runs"), expected);
-    assert_eq!(*seen.lock().expect("nobody panics"), [false, false, true]);
+    // Nobody holds it any more when the last one runs.
+    let fourth = less(&x, true);
+    drop(x);
+    assert_eq!(read(&device, &fourth).expect("runs"), expected);
+    let told = seen.lock().expect("nobody panics");
+    assert_eq!(*told, [false, false, false, true]);
 }
 
 #[test]
-fn a_sum_gives_its_memory_up_only_where_no_launch_that_waits_reads_it() {
+fn a_sum_gives_its_memory_up_only_where_nobody_holds_it_and_no_launch_that_waits_reads_it() {
     let seen = Arc::new(Mutex::new(vec![]));
     let told = seen.clone();
     let takes = |kernel: &Kernel| matches!(kernel, Kernel::Matmul(_));
@@ -461,7 +466,7 @@ fn a_sum_gives_its_memory_up_only_where_no_launch_that_waits_reads_it() {
     let device = deferred_with(&inner, Options::host());
     let x = floats(&device, [2, 2], &[1.0, 2.0, 3.0, 4.0]);
     let sum = floats(&device, [2, 2], &[10.0, 20.0, 30.0, 40.0]);
-    let onto = |over: bool| {
+    let onto = |sum: &View, over: bool| {
         let call = MatmulCall {
             op: "matmul",
             a: x.clone(),
@@ -477,10 +482,14 @@ fn a_sum_gives_its_memory_up_only_where_no_launch_that_waits_reads_it() {
         device.launch(call).expect("it waits").swap_remove(0)
     };
     let expected = [17.0, 30.0, 45.0, 62.0];
-    let (first, second) = (onto(true), onto(false));
+    let (first, second) = (onto(&sum, true), onto(&sum, false));
     assert_eq!(read(&device, &first).expect("runs"), expected);
     assert_eq!(read(&device, &second).expect("runs"), expected);
-    assert_eq!(read(&device, &onto(true)).expect("runs"), expected);
+    let third = onto(&sum, true);
+    assert_eq!(read(&device, &third).expect("runs"), expected);
+    let fourth = onto(&sum, true);
+    drop(sum);
+    assert_eq!(read(&device, &fourth).expect("runs"), expected);
     let told = seen.lock().expect("nobody panics");
-    assert_eq!(*told, [Some(false), Some(false), Some(true)]);
+    assert_eq!(*told, [Some(false), Some(false), Some(false), Some(true)]);
 }

@@ -17,6 +17,7 @@ mod form;
 mod fused;
 mod index;
 mod kernel;
+mod list;
 mod product;
 mod row_program;
 mod work;
@@ -30,6 +31,7 @@ pub use index::{
     CheckIndexCall, GatherCall, IndexAxis, ScatterCall, ScatterOp, SearchCall, SortCall,
 };
 pub use kernel::{Effects, Kernel, OutputTypes};
+pub use list::{List, Operands, Steps};
 pub use product::{Addend, ConvCall, GroupedCall, GroupedOp, MatmulCall};
 pub use row_program::{RowArgs, RowBuilder, RowFold, RowProgram, RowProgramCall};
 pub use work::Work;
@@ -134,10 +136,18 @@ pub trait Backend: Debug + Send + Sync {
     /// Queues a kernel; a buffer for each of its [outputs](Kernel::outputs).
     fn launch(&self, kernel: Kernel) -> Result<Buffers>;
 
-    /// Calls `work`. What it launches may wait until it returns, so that a device can queue it as one
-    /// list; what it reads is there all the same.
-    fn as_list(&self, work: &mut dyn FnMut()) {
-        work();
+    /// A list of launches begins, which ends with what is returned: launches in between may wait
+    /// until then, so that a device can queue them as one, and lists that came before it may make
+    /// again without being given each launch. What is read is there all the same. Nothing on devices
+    /// that have no use for lists.
+    fn list<'a>(&'a self, _list: &List<'_>) -> Option<Box<dyn Steps + 'a>> {
+        None
+    }
+
+    /// Whether nobody holds memory but a tensor and the caller, or the device will see to that: where
+    /// launches wait they hold their operands, too.
+    fn is_sole(&self, buffer: &Buffer) -> bool {
+        buffer.handles() == 2
     }
 
     /// Queues kernels of which none reads what another one gives; the buffers of each, in order and

@@ -10,7 +10,8 @@ pub use profile::{Launched, MemoryChange, Profiling, Timing, Watch, clock};
 use crate::{
     Backend, Buffer, Capabilities, DType, Error, Layout, Result, View,
     backend::{
-        BoxFuture, Buffers, HostMemory, Kernel, Launch, MemoryUse, Meter, OutputTypes, Views,
+        BoxFuture, Buffers, HostMemory, Kernel, Launch, List, MemoryUse, Meter, OutputTypes, Steps,
+        Views,
     },
 };
 use std::{ops::Range, sync::Arc};
@@ -78,13 +79,20 @@ impl Device {
         &self,
         launch: impl Fn(&dyn Backend, Kernel) -> Result<Buffers> + Send + Sync + 'static,
     ) -> Self {
-        self.decorated_for(|_| true, |_| false, launch)
+        Self::new(Decorated {
+            inner: self.clone(),
+            takes: |_| true,
+            has: |_| false,
+            same: false,
+            launch,
+        })
     }
 
     /// As [`decorated`](Self::decorated), but only kernels that `takes` says are launched by
     /// `launch`; the others are this device's, also where they are
     /// [launched together](Self::launch_all). [Fused](Kernel::is_fused) kernels that `has` says are
-    /// supported beside the device's.
+    /// supported beside the device's. Whatever `launch` does it does by launches of the device, the
+    /// same every time: [lists](Backend::list) that come again may be made without asking it.
     pub fn decorated_for(
         &self,
         takes: fn(&Kernel) -> bool,
@@ -95,6 +103,7 @@ impl Device {
             inner: self.clone(),
             takes,
             has,
+            same: true,
             launch,
         })
     }
@@ -179,6 +188,15 @@ impl Device {
             self.backend().launch(kernel)?
         };
         Ok(self.views(buffers, outputs))
+    }
+
+    /// A [list](Backend::list) of launches begins. Nothing where somebody watches, who is to see every
+    /// launch.
+    pub fn list<'a>(&'a self, list: &List<'_>) -> Option<Box<dyn Steps + 'a>> {
+        match self.0.hooks.listening() || self.meter().is_watched() {
+            true => None,
+            false => self.backend().list(list),
+        }
     }
 
     /// Queues kernels of which none reads what another one gives, unless the device cannot hold
@@ -373,6 +391,8 @@ struct Decorated<F> {
     inner: Device,
     takes: fn(&Kernel) -> bool,
     has: fn(&Kernel) -> bool,
+    /// Whether it does the same every time.
+    same: bool,
     launch: F,
 }
 
@@ -437,8 +457,11 @@ where
         }
     }
 
-    fn as_list(&self, work: &mut dyn FnMut()) {
-        self.inner.backend().as_list(work);
+    fn list<'a>(&'a self, list: &List<'_>) -> Option<Box<dyn Steps + 'a>> {
+        match self.same {
+            true => self.inner.backend().list(list),
+            false => None,
+        }
     }
 
     fn launch_all(&self, launches: Vec<Launch>) -> Result<Vec<Buffers>> {

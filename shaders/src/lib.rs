@@ -34,7 +34,7 @@ mod words;
 
 use anymesh_kernel::{
     Backend, Buffer, Capabilities, DType, Error, Kernel, Result, View,
-    backend::{BoxFuture, Buffers, Launch},
+    backend::{BoxFuture, Buffers, Launch, List, Steps},
 };
 use cubecl::{bytes::Bytes, prelude::*, server::Handle};
 use intern::Interner;
@@ -136,8 +136,8 @@ pub trait Repeats: Send + Sync {
     /// The buffers of a call, which `make` would make.
     fn launch(&self, kernel: &Kernel, make: &dyn Fn() -> Result<Buffers>) -> Result<Buffers>;
 
-    /// See [`Backend::as_list`].
-    fn as_list(&self, work: &mut dyn FnMut());
+    /// See [`Backend::list`].
+    fn list<'a>(&'a self, list: &List<'_>) -> Option<Box<dyn Steps + 'a>>;
 }
 
 /// CubeCL's own memory management: it answers at once, and what went wrong shows at the next read.
@@ -476,11 +476,8 @@ impl Backend for CubeBackend {
         }
     }
 
-    fn as_list(&self, work: &mut dyn FnMut()) {
-        match &self.repeats {
-            Some(repeats) => repeats.as_list(work),
-            None => work(),
-        }
+    fn list<'a>(&'a self, list: &List<'_>) -> Option<Box<dyn Steps + 'a>> {
+        self.repeats.as_ref()?.list(list)
     }
 
     fn launch_all(&self, mut launches: Vec<Launch>) -> Result<Vec<Buffers>> {

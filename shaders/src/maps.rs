@@ -133,7 +133,7 @@ fn maps_kernel(
 }
 
 impl CubeBackend {
-    /// The maps of which several can be one launch.
+    /// The maps of which several can be one launch, or whose results take other memory.
     pub(crate) fn groups<'a>(&self, launches: &'a [Launch]) -> Result<Vec<Vec<Member<'a>>>> {
         let mut groups: Vec<Vec<Member<'a>>> = vec![];
         if self.arena.address(&self.faults).is_none() {
@@ -156,7 +156,8 @@ impl CubeBackend {
                 None => groups.push(vec![member]),
             }
         }
-        groups.retain(|group| group.len() > 1);
+        // One by itself is as well launched alone, unless its results go where others were.
+        groups.retain(|group| group.len() > 1 || !group[0].over.is_empty());
         Ok(groups)
     }
 

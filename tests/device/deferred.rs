@@ -11,12 +11,17 @@ pub(crate) const SUITE: Suite = &[(
     random_programs_give_the_same_bits_deferred_and_not,
 )];
 
-/// `ANYMESH_PROGRAMS` says how many. Kernels are compiled for each, so that they are few by default.
+/// A GPU knows launches from the third time on, and lists of them from the time after that.
+const TIMES: usize = 6;
+
+/// `ANYMESH_PROGRAMS` says how many, `ANYMESH_SEED` from which on. Kernels are compiled for each, so
+/// that they are few by default.
 fn random_programs_give_the_same_bits_deferred_and_not(device: &Device) {
-    let count = std::env::var("ANYMESH_PROGRAMS").ok();
-    let count = count.and_then(|text| text.parse().ok()).unwrap_or(10);
+    let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
+    let first = number("ANYMESH_SEED").unwrap_or(0);
+    let count = number("ANYMESH_PROGRAMS").unwrap_or(10);
     let eager = device.innermost();
     // A GPU tells its faults when it is read: `faults.rs` has those.
     let gpu = !matches!(eager.backend().host_memory(0), Ok(Some(_)));
-    hold::hold(eager, 0..count, gpu);
+    hold::hold(eager, first..first + count, TIMES, gpu);
 }

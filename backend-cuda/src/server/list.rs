@@ -3,60 +3,66 @@
 use super::{Launcher, not_run};
 use crate::{
     again::Slot,
+    lists::Listed,
     log,
     queue::Prepared,
-    replay::{Held, Known, kernels},
+    replay::{Held, kernels},
 };
 use std::sync::Arc;
 
 impl Launcher {
     /// From here on launches are a list, which is queued when it ends.
     pub(crate) fn begin_list(&mut self) {
+        self.whole = self.held.is_none();
         self.held.get_or_insert_default();
     }
 
-    /// Queues the list.
-    pub(crate) fn end_list(&mut self) {
-        self.queue_held();
-        self.held = None;
+    /// Queues the list. Whoever wrote it down is told whether that is all there was.
+    pub(crate) fn end_list(&mut self, written: Option<&Listed>) {
+        let list = self.held.take().unwrap_or_default();
+        if let Some(written) = written {
+            written.seen(self.whole && list == written.launches);
+        }
+        list.iter().for_each(|held| self.queue_one(held));
     }
 
     /// Queues what is held, because something else comes next.
     pub(super) fn queue_held(&mut self) {
-        let Some(list) = self.held.as_mut().map(std::mem::take) else {
-            return;
-        };
-        // Garbage is told from values launch by launch, and so are launches that are logged.
-        let plain = self.failures.is_empty() && log::level() < 2 && self.bind().is_ok();
-        if !plain || !self.replay(&list) {
+        if let Some(list) = self.held.as_mut().map(std::mem::take) {
+            self.whole = false;
             list.iter().for_each(|held| self.queue_one(held));
         }
     }
 
-    /// Queues a list as one graph, if it came before and the driver can.
-    fn replay(&mut self, list: &[Held]) -> bool {
-        match self.graphs.find(list) {
-            Known::Queue => false,
-            Known::Graph(graph) => self.queue.replay(graph).is_ok(),
-            Known::Write(number) => {
-                let written = self.queue.write_down().and_then(|()| {
-                    let all = list.iter().try_for_each(|held| self.enqueue(held));
-                    // Ends the writing, whatever came of it.
-                    let graph = self.queue.written();
-                    all.and(graph)
-                });
-                let done = written.and_then(|graph| {
-                    self.queue.replay(&graph)?;
-                    Ok(graph)
-                });
-                log::say(1, || match &done {
-                    Ok(_) => format!("{} launches are a graph", list.len()),
-                    Err(detail) => format!("{} launches are no graph: {detail}", list.len()),
-                });
-                let replayed = done.is_ok();
-                self.graphs.keep(number, done.map_err(|_| ()));
-                replayed
-            }
+    /// Queues a list that came before: as one graph, if the driver can.
+    pub(crate) fn list_again(&mut self, listed: &Listed) {
+        self.queue_held();
+        // Garbage is told from values launch by launch, and so are launches that are logged.
+        let plain = self.failures.is_empty() && log::level() < 2 && self.bind().is_ok();
+        if !plain || !self.replay(listed) {
+            listed.launches.iter().for_each(|held| self.queue_one(held));
+        }
+    }
+
+    fn replay(&mut self, listed: &Listed) -> bool {
+        let mut graph = listed.graph();
+        if graph.is_none() {
+            let written = self.queue.write_down().and_then(|()| {
+                let all = (listed.launches.iter()).try_for_each(|held| self.enqueue(held));
+                // Ends the writing, whatever came of it.
+                let graph = self.queue.written();
+                all.and(graph)
+            });
+            let count = listed.launches.len();
+            log::say(1, || match &written {
+                Ok(_) => format!("{count} launches are a graph"),
+                Err(detail) => format!("{count} launches are no graph: {detail}"),
+            });
+            *graph = Some(written.map_err(|_| ()));
+        }
+        match &*graph {
+            Some(Ok(graph)) => self.queue.replay(graph).is_ok(),
+            _ => false,
         }
     }
 

@@ -168,8 +168,9 @@ fn compare(
     ))
 }
 
-/// Runs programs with these seeds, under options that differ.
-pub(crate) fn hold(eager: &Device, seeds: std::ops::Range<u64>, gpu: bool) {
+/// Runs programs with these seeds, under options that differ, each so many times: what came before a
+/// device may make in other ways.
+pub(crate) fn hold(eager: &Device, seeds: std::ops::Range<u64>, times: usize, gpu: bool) {
     for seed in seeds {
         let mut dice = Dice(!seed);
         let mut options = if gpu { Options::gpu() } else { Options::host() };
@@ -180,8 +181,10 @@ pub(crate) fn hold(eager: &Device, seeds: std::ops::Range<u64>, gpu: bool) {
         options.compiles |= dice.one_in(2);
         options.new_programs = dice.of(&[1, usize::MAX]);
         let deferred = deferred_with(eager, options.clone());
-        if let Err(why) = run(eager, &deferred, seed, !gpu) {
-            panic!("program {seed} on {eager} with {options:?}\n{why}");
+        for time in 0..times {
+            if let Err(why) = run(eager, &deferred, seed, !gpu) {
+                panic!("program {seed}, time {time}, on {eager} with {options:?}\n{why}");
+            }
         }
     }
 }

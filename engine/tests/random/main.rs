@@ -8,5 +8,10 @@ fn a_thousand_random_programs_give_the_bits_and_the_errors_of_eager_ones() {
         .ok()
         .and_then(|s| s.parse().ok());
     let first = first.unwrap_or(0);
-    hold::hold(&anymesh_backend_cpu::device(), first..first + 1000, false);
+    hold::hold(
+        &anymesh_backend_cpu::device(),
+        first..first + 1000,
+        1,
+        false,
+    );
 }

@@ -216,6 +216,10 @@ impl Meter {
         self.watched.store(!watches.is_empty(), Ordering::Relaxed);
     }
 
+    pub(crate) fn is_watched(&self) -> bool {
+        self.watched.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn read(&self) -> MemoryUse {
         let in_use = self.in_use.load(Ordering::Relaxed);
         MemoryUse {

@@ -10,9 +10,9 @@ use std::{
     sync::Arc,
 };
 
-/// What a launch is, apart from the memory that it works on and from the numbers that its program is
-/// given. Launches of one form do the same with other operands, so what a backend found out for one
-/// of them holds for all: cheap to make, to hash and to compare.
+/// What a launch is, or a list of launches, apart from the memory that it works on and from the numbers
+/// that its programs are given. Launches of one form do the same with other operands, so what a backend
+/// found out for one of them holds for all: cheap to make, to hash and to compare.
 ///
 /// ```
 /// use anymesh_kernel::{Buffer, DType, Layout, View, backend::{Kernel, SortCall}};
@@ -30,7 +30,7 @@ pub struct Form {
     hash: u64,
     words: SmallVec<[u64; 64]>,
     programs: SmallVec<[MapProgram; 1]>,
-    rows: Option<Arc<RowProgram>>,
+    rows: SmallVec<[Arc<RowProgram>; 1]>,
 }
 
 impl Hash for Form {
@@ -43,6 +43,32 @@ impl Form {
     /// A number that forms are told apart by, mostly.
     pub fn number(&self) -> u64 {
         self.hash
+    }
+
+    /// The form of launches one after the other.
+    pub fn of<'k>(kernels: impl IntoIterator<Item = &'k Kernel>) -> Self {
+        let mut form = Form {
+            hash: 0,
+            words: SmallVec::new(),
+            programs: SmallVec::new(),
+            rows: SmallVec::new(),
+        };
+        for kernel in kernels {
+            // Which family and which op: words that live for ever are told apart by where they are.
+            for text in [kernel.family(), kernel.op()] {
+                form.push(text.as_ptr() as u64);
+                form.push(text.len() as u64);
+            }
+            form.operands(kernel);
+            form.call(kernel);
+        }
+        form.close();
+        form
+    }
+
+    /// The memory that it takes itself, about.
+    pub fn bytes(&self) -> usize {
+        self.words.len() * 8 + self.programs.len() * 16
     }
 
     fn push(&mut self, word: u64) {
@@ -182,7 +208,7 @@ impl Form {
             Kernel::RowProgram(call) => {
                 self.all(call.shape.dims().iter().copied());
                 self.push(u64::from(call.over));
-                self.rows = Some(call.program.clone());
+                self.rows.push(call.program.clone());
             }
             Kernel::Attention(call) => self.attention(call),
             Kernel::AttentionBackward(call) => self.attention(&call.forward),
@@ -195,7 +221,7 @@ impl Form {
             hash = (hash.rotate_left(23) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         };
         self.words.iter().copied().for_each(&mut mix);
-        let rows = self.rows.iter().flat_map(|program| program.programs());
+        let rows = (self.rows.iter()).flat_map(|program| program.programs());
         for program in self.programs.iter().chain(rows) {
             mix(program.number());
         }
@@ -206,22 +232,7 @@ impl Form {
 impl Kernel {
     /// What it is, apart from its operands' memory and from its [numbers](Self::numbers).
     pub fn form(&self) -> Form {
-        let mut form = Form {
-            hash: 0,
-            words: SmallVec::new(),
-            programs: SmallVec::new(),
-            rows: None,
-        };
-        // Which family and which op: words that live for ever are told apart by where they are.
-        let (family, op) = (self.family(), self.op());
-        for text in [family, op] {
-            form.push(text.as_ptr() as u64);
-            form.push(text.len() as u64);
-        }
-        form.operands(self);
-        form.call(self);
-        form.close();
-        form
+        Form::of([self])
     }
 
     /// The numbers that its program is given when it is launched.

@@ -33,7 +33,7 @@ impl<'a> Expr<'a> {
         dtypes: [DType; N],
         f: impl for<'b> Fn(&Args<'b>) -> [Val<'b>; N],
     ) -> Result<Vec<[Tensor; N]>> {
-        Self::maps_together(each, dtypes, f, |_| vec![])
+        Self::maps_together(each, dtypes, f, |_, _| vec![])
     }
 
     /// [`maps_each`](Self::maps_each) over tensors that are let go, so that a device may write
@@ -67,12 +67,12 @@ impl<'a> Expr<'a> {
                 Expr::new(op, &inputs).params(params)
             })
             .collect();
-        let memory = |i: usize| {
+        let memory = |i: usize, rank: usize| {
             let mut memory = Vec::with_capacity(N);
             for (k, from) in over.iter().enumerate() {
                 let tensor = from.and_then(|from| each[i].get(from));
                 let fits = |t: &&Tensor| t.dtype() == dtypes[k] && t.shape() == each[i][0].shape();
-                let own = tensor.filter(fits).and_then(Tensor::own_buffer);
+                let own = tensor.filter(fits).and_then(|t| t.own_buffer(rank));
                 memory.extend(own.map(|buffer| (k, buffer)));
             }
             memory
@@ -83,14 +83,14 @@ impl<'a> Expr<'a> {
         Ok(made)
     }
 
-    /// What [`maps_each`](Self::maps_each) gives. `over` says which memory may be taken for which
-    /// results of a plain expression.
+    /// What [`maps_each`](Self::maps_each) gives. `over` says which memory of a rank may be taken for
+    /// which results of an expression.
     #[track_caller]
     fn maps_together<const N: usize>(
         each: &[Expr<'_>],
         dtypes: [DType; N],
         f: impl for<'b> Fn(&Args<'b>) -> [Val<'b>; N],
-        over: impl Fn(usize) -> Vec<(usize, Buffer)>,
+        over: impl Fn(usize, usize) -> Vec<(usize, Buffer)>,
     ) -> Result<Vec<[Tensor; N]>> {
         let mut out: Vec<Option<[Tensor; N]>> = Vec::with_capacity(each.len());
         let mut parts: Vec<Part<N>> = Vec::with_capacity(each.len());
@@ -147,11 +147,8 @@ impl<'a> Expr<'a> {
                 if new {
                     map.check(device)?;
                 }
-                let over = match mesh.is_single() {
-                    true => over(i),
-                    false => vec![],
-                };
                 let kernel = map.call_at(&of_rank, |_| None)?.into();
+                let over = over(i, rank);
                 group.parts.push(part);
                 group.launches.push(Launch { kernel, over });
             }

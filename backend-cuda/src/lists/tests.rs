@@ -1,0 +1,251 @@
+use super::*;
+use crate::{compile::Compiler, engine::Engine, gpu::Gpu, replay::Library};
+use anymesh_shaders::Arena;
+
+const BYTES: usize = 4096;
+
+/// What a list is given.
+const ADDRESS: u64 = 7 << 30;
+
+/// A GPU that is not there: what is queued is written to a log.
+struct Scene {
+    engine: Engine,
+    lists: Lists,
+    log: Arc<Mutex<Vec<u64>>>,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let engine = Engine::without_gpu(Compiler::idle(Gpu::h200())).expect("nothing is opened");
+        let lists = Lists::new(engine.way().clone(), engine.arena().clone());
+        Self {
+            engine,
+            lists,
+            log: Arc::default(),
+        }
+    }
+
+    /// Launches something that writes to memory.
+    fn launch(&self, to: &Memory) {
+        let (writes, log) = (place(to), self.log.clone());
+        let at = writes.start;
+        self.engine.product(Library {
+            identity: [at, 0, 0, 0, 0, 0, 0, 0],
+            reads: SmallVec::new(),
+            writes,
+            work: Box::new(move |_| {
+                log.lock().expect("nobody panics").push(at);
+                Ok(())
+            }),
+        });
+    }
+
+    fn begin(&self, numbers: &[Scalar]) -> Box<dyn Steps + '_> {
+        let operand = Buffer::new(memory_at(ADDRESS), BYTES);
+        let list = List {
+            number: 3,
+            operands: &[&operand],
+            numbers,
+        };
+        self.lists.begin(&list).expect("operands of this device")
+    }
+
+    /// A list of launches, each of which lets go of the result before the last: the last two
+    /// results, and how many launches were made.
+    fn run(&self, count: usize, numbers: &[Scalar]) -> (Vec<Buffer>, usize) {
+        let mut steps = self.begin(numbers);
+        let (mut kept, mut made) = (vec![], 0);
+        for _ in 0..count {
+            let results = steps.again(&|_| None).unwrap_or_else(|| {
+                made += 1;
+                let scratch = self.engine.arena().alloc(BYTES).expect("room");
+                let result = self.engine.arena().alloc(BYTES).expect("room");
+                drop(scratch);
+                self.launch(&result);
+                let results: Buffers = [result.buffer()].into();
+                steps.made(&|_| None, &results);
+                results
+            });
+            kept.extend(results);
+            if kept.len() > 2 {
+                kept.remove(0);
+            }
+        }
+        (kept, made)
+    }
+
+    /// The addresses that were written since it was last asked.
+    fn written(&self) -> Vec<u64> {
+        let log = self.log.clone();
+        let all = (self.engine.way().handle)
+            .submit_blocking(move |_| std::mem::take(&mut *log.lock().expect("nobody panics")));
+        all.expect("the thread lives")
+    }
+}
+
+fn memory_at(address: u64) -> Memory {
+    use cubecl::server::Handle;
+    use cubecl_common::device::{DeviceId, ServiceId};
+    let mut handle = Handle::from_memory(
+        cubecl_runtime::memory_management::ManagedMemoryHandle::new(),
+        ServiceId::of::<Launcher>(DeviceId::new(0, 0)),
+        cubecl_environment::stream::StreamId { value: 0 },
+        address + BYTES as u64,
+    );
+    handle.offset_start = Some(address);
+    Memory::owned(handle, BYTES, Arc::new(()))
+}
+
+fn addresses(buffers: &[Buffer]) -> Vec<u64> {
+    let address = |buffer: &Buffer| place(buffer.get().expect("of this device")).start;
+    buffers.iter().map(address).collect()
+}
+
+#[test]
+fn a_list_that_comes_again_gives_its_results_without_its_launches() {
+    let scene = Scene::new();
+    let (kept, made) = scene.run(5, &[]);
+    let (first, written) = (addresses(&kept), scene.written());
+    assert_eq!((made, written.len()), (5, 5));
+    drop(kept);
+    for pass in 0..3 {
+        let live = scene.engine.arena().report().live;
+        assert_eq!(live, 0, "everything was let go, pass {pass}");
+        let (kept, made) = scene.run(5, &[]);
+        assert_eq!((made, addresses(&kept)), (0, first.clone()));
+        // Written down as a graph the first time, and replayed after that.
+        let expected = if pass == 0 { written.clone() } else { vec![] };
+        assert_eq!(scene.written(), expected, "pass {pass}");
+        assert_eq!(scene.engine.arena().report().live, 2 * BYTES as u64);
+    }
+}
+
+#[test]
+fn where_memory_lies_elsewhere_the_rest_is_launched() {
+    let scene = Scene::new();
+    let (kept, _) = scene.run(4, &[]);
+    let first = scene.written();
+    drop(kept);
+    // The results of the first two launches can lie where they lay, that of the third cannot.
+    let arena = scene.engine.arena();
+    let [a, b, c, blocked] = [0; 4].map(|_| arena.alloc(BYTES).expect("room"));
+    assert_eq!(place(&blocked).start, first[2]);
+    drop([a, b, c]);
+    let (kept, made) = scene.run(4, &[]);
+    assert_eq!(made, 2);
+    let written = scene.written();
+    assert_eq!(written[..2], first[..2], "as they were written down");
+    assert_eq!(written.len(), 4, "each once");
+    assert!(!written.contains(&first[2]), "that is somebody else's");
+    assert_eq!(addresses(&kept), written[2..]);
+    // That is what is tried from now on.
+    drop(kept);
+    assert_eq!(scene.run(4, &[]).1, 0);
+    drop(blocked);
+    let made = [0; 3].map(|_| {
+        let (_, made) = scene.run(4, &[]);
+        scene.written();
+        made
+    });
+    assert_eq!(made, [2, 0, 0]);
+}
+
+#[test]
+fn other_numbers_are_another_list() {
+    let scene = Scene::new();
+    let [one, two] = [[Scalar::Float(1.0)], [Scalar::Float(2.0)]];
+    for (numbers, expected) in [(one, 3), (two, 3), (one, 0), (two, 0)] {
+        let (_, made) = scene.run(3, &numbers);
+        scene.written();
+        assert_eq!(made, expected, "{numbers:?}");
+    }
+}
+
+#[test]
+fn a_list_of_which_a_launch_fails_is_not_made_again() {
+    let scene = Scene::new();
+    for _ in 0..3 {
+        let mut steps = scene.begin(&[]);
+        assert!(steps.again(&|_| None).is_none());
+        assert!(steps.again(&|_| None).is_none(), "the first was not made");
+        let result = scene.engine.arena().alloc(BYTES).expect("room");
+        scene.launch(&result);
+        steps.made(&|_| None, &[result.buffer()]);
+        drop(steps);
+        assert_eq!(scene.written().len(), 1);
+    }
+}
+
+#[test]
+fn a_list_that_something_else_came_into_is_left_alone_in_the_end() {
+    let scene = Scene::new();
+    let interrupted = || {
+        let mut steps = scene.begin(&[]);
+        assert!(steps.again(&|_| None).is_none());
+        let result = scene.engine.arena().alloc(BYTES).expect("room");
+        scene.launch(&result);
+        scene.engine.library(vec![], place(&result), |_| Ok(()));
+        steps.made(&|_| None, &[result.buffer()]);
+        drop(steps);
+        assert_eq!(scene.written().len(), 1);
+    };
+    (0..2 * TRIES).for_each(|_| interrupted());
+    assert!(matches!(
+        scene.lists.table().find(3, &[ADDRESS], &[]),
+        Found::Leave
+    ));
+}
+
+#[test]
+fn a_result_in_the_memory_of_an_operand_takes_the_operand() {
+    let scene = Scene::new();
+    let given = memory_at(ADDRESS).buffer();
+    let run = |operand: Operands<'_>| {
+        let mut steps = scene.begin(&[]);
+        let again = steps.again(operand);
+        if again.is_none() {
+            scene.launch(given.get().expect("of this device"));
+            steps.made(&|_| Some(given.clone()), &[given.clone()]);
+        }
+        drop(steps);
+        scene.written();
+        again
+    };
+    assert!(run(&|_| None).is_none());
+    let again = run(&|_| Some(given.clone())).expect("it came before");
+    assert!(again[0].same(&given));
+    assert!(run(&|_| None).is_none(), "somebody else holds it");
+}
+
+#[test]
+fn lists_that_were_not_used_for_longest_go() {
+    let listed = |count: usize| {
+        let held = Held::Library(Arc::new(Library {
+            identity: [0; 8],
+            reads: SmallVec::new(),
+            writes: 0..1,
+            work: Box::new(|_| Ok(())),
+        }));
+        let listed = Listed {
+            operands: vec![],
+            numbers: vec![],
+            steps: vec![],
+            launches: vec![held; count],
+            whole: OnceLock::new(),
+            graph: Mutex::default(),
+        };
+        listed.seen(true);
+        Arc::new(listed)
+    };
+    let mut table = Table::default();
+    let count = LIMIT / 1024;
+    for number in 0..count as u64 {
+        table.find(number, &[], &[]);
+        assert!(table.keep(number, listed(1024)).is_empty());
+    }
+    assert!(matches!(table.find(0, &[], &[]), Found::Again(_)));
+    assert_eq!(table.keep(1 << 32, listed(1024)).len(), 1);
+    assert_eq!(table.launches, LIMIT);
+    assert!(matches!(table.find(0, &[], &[]), Found::Again(_)));
+    assert!(matches!(table.find(1, &[], &[]), Found::Write), "gone");
+}
