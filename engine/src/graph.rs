@@ -62,21 +62,25 @@ impl<'n> Graph<'n> {
             buffer: &'n Buffer,
             handles: usize,
         }
-        let mut seen = Mixed::<u64, Seen<'_>>::default();
-        seen.reserve(2 * nodes.len());
+        let outputs = || nodes.iter().flat_map(|node| &node.outputs);
+        let mut places = Places::new(outputs().map(Buffer::serial));
+        let mut seen: Vec<Seen<'_>> = Vec::with_capacity(2 * nodes.len());
         let mut buffers = vec![];
         let mut operands = Vec::with_capacity(nodes.len());
         for (n, node) in nodes.iter().enumerate() {
             let mut of_node = SmallVec::new();
             for view in node.kernel.operands() {
-                let known = seen.entry(view.buffer.serial()).or_insert_with(|| {
+                let place = places.of(view.buffer.serial());
+                if *place == Places::NONE {
+                    *place = seen.len() as u32;
                     buffers.push(&view.buffer);
-                    Seen {
+                    seen.push(Seen {
                         source: Source::Outside(buffers.len() as u32 - 1),
                         buffer: &view.buffer,
                         handles: 0,
-                    }
-                });
+                    });
+                }
+                let known = &mut seen[*place as usize];
                 known.handles += 1;
                 of_node.push(known.source);
             }
@@ -86,12 +90,12 @@ impl<'n> Graph<'n> {
                     node: n as u32,
                     output: k as u8,
                 };
-                let known = Seen {
+                *places.of(buffer.serial()) = seen.len() as u32;
+                seen.push(Seen {
                     source,
                     buffer,
                     handles: 1,
-                };
-                seen.insert(buffer.serial(), known);
+                });
             }
         }
         let known = |seen: &Seen<'_>| Known {
@@ -107,7 +111,7 @@ impl<'n> Graph<'n> {
             .iter()
             .map(|node| SmallVec::from_elem(nothing.clone(), node.outputs.len()))
             .collect();
-        for seen in seen.values() {
+        for seen in &seen {
             match seen.source {
                 Source::Result { node, output } => {
                     results[node as usize][usize::from(output)] = known(seen);
@@ -152,6 +156,43 @@ impl<'n> Graph<'n> {
             hash: hash.finish(),
             links,
             form,
+        }
+    }
+}
+
+/// A number for each buffer of a list, by its serial: for those of its results, which were made one
+/// after the other, in a row, for others in a table.
+struct Places {
+    first: u64,
+    row: Vec<u32>,
+    others: Mixed<u64, u32>,
+}
+
+impl Places {
+    /// Of a buffer that has no number yet.
+    const NONE: u32 = u32::MAX;
+
+    fn new(results: impl Iterator<Item = u64> + Clone) -> Self {
+        let (count, first) = (results.clone().count(), results.clone().min().unwrap_or(0));
+        let span = results.max().map_or(0, |last| last - first + 1);
+        // Many more where others made buffers meanwhile.
+        let row = if span <= 8 * count as u64 {
+            span as usize
+        } else {
+            0
+        };
+        Self {
+            first,
+            row: vec![Self::NONE; row],
+            others: Mixed::default(),
+        }
+    }
+
+    fn of(&mut self, serial: u64) -> &mut u32 {
+        let at = serial.wrapping_sub(self.first);
+        match self.row.get_mut(at as usize) {
+            Some(place) if at <= usize::MAX as u64 => place,
+            _ => self.others.entry(serial).or_insert(Self::NONE),
         }
     }
 }

@@ -169,12 +169,12 @@ pub struct Launch {
     /// Results and memory that they may be written to, whose values the caller will not read any
     /// more. The kernel reads each of its elements, if at all, only to compute the one that takes
     /// its place. A backend may take other memory, and must where this is not [sole](Self::keep_sole).
-    pub over: Vec<(usize, Buffer)>,
+    pub over: SmallVec<[(usize, Buffer); 4]>,
 }
 
 impl From<Kernel> for Launch {
     fn from(kernel: Kernel) -> Self {
-        let over = vec![];
+        let over = SmallVec::new();
         Self { kernel, over }
     }
 }
@@ -213,12 +213,12 @@ mod tests {
             input,
             descending: false,
         }));
-        launch.over = vec![(0, own.clone()), (1, shared.clone())];
+        launch.over = smallvec::smallvec![(0, own.clone()), (1, shared.clone())];
         launch.keep_sole();
         assert_eq!(launch.over.len(), 1);
         assert!(launch.over[0].1.same(&own));
         drop(somebody);
-        launch.over = vec![(0, shared.clone()), (1, shared.clone())];
+        launch.over = smallvec::smallvec![(0, shared.clone()), (1, shared.clone())];
         launch.keep_sole();
         assert_eq!(launch.over.len(), 1, "one of two results can have it");
     }

@@ -15,9 +15,19 @@ use anymesh_kernel::{
     backend::{Buffers, Launch, MapCall},
 };
 use cubecl::prelude::*;
+use std::{
+    collections::VecDeque,
+    sync::{Mutex, PoisonError},
+};
 
 /// Chunks of four elements that a cube computes.
 const SPAN: usize = 2048;
+
+/// Tables that are kept.
+const TABLES: usize = 16;
+
+/// Tables by what is in them, the oldest first.
+pub(crate) type Tables = Mutex<VecDeque<(Vec<u64>, Memory)>>;
 
 /// A map among the kernels that are launched together.
 pub(crate) struct Member<'a> {
@@ -201,9 +211,7 @@ impl CubeBackend {
         }
         let (starts, entries, cubes) = self.table(&calls, &used);
         let words = starts.into_iter().chain(entries);
-        let mut bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
-        bytes.resize(bytes.len().next_multiple_of(crate::PAD), 0);
-        let table = self.arena.filled(bytes)?;
+        let table = self.table_memory(words.collect())?;
 
         let handles: Vec<_> = used[0]
             .reads
@@ -236,6 +244,22 @@ impl CubeBackend {
         }
         drop(used);
         Ok(given)
+    }
+
+    /// Memory with a table. A step that changes tensors where they are has the same tables every time.
+    fn table_memory(&self, words: Vec<u64>) -> Result<Memory> {
+        let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, known)) = tables.iter().find(|(known, _)| *known == words) {
+            return Ok(known.clone());
+        }
+        let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        bytes.resize(bytes.len().next_multiple_of(crate::PAD), 0);
+        let memory = self.arena.filled(bytes)?;
+        if tables.len() >= TABLES {
+            tables.pop_front();
+        }
+        tables.push_back((words, memory.clone()));
+        Ok(memory)
     }
 
     /// The first cube of each tensor, the rest of the table, and how many cubes there are.

@@ -20,6 +20,10 @@ pub(crate) const SUITE: Suite = &[
         what_is_let_go_may_be_written_over_and_nothing_else,
     ),
     (
+        "what_is_let_go_on_a_mesh_may_be_written_over_and_nothing_else",
+        what_is_let_go_on_a_mesh_may_be_written_over_and_nothing_else,
+    ),
+    (
         "the_same_expression_on_a_mesh_gives_what_each_gives_by_itself",
         the_same_expression_on_a_mesh_gives_what_each_gives_by_itself,
     ),
@@ -93,6 +97,60 @@ fn what_is_let_go_may_be_written_over_and_nothing_else(device: &Device) {
             let more = device.memory().peak - before.in_use;
             assert!(more <= room, "{more} bytes, and {room} are held by others");
         }
+        Ok(())
+    };
+    run(false).expect("runs");
+    run(true).expect("runs");
+}
+
+fn what_is_let_go_on_a_mesh_may_be_written_over_and_nothing_else(device: &Device) {
+    let run = |held: bool| -> Result<()> {
+        let mesh = Mesh::new("dp=2,tp=2", device)?;
+        let (mut each, mut expected, mut others) = (vec![], vec![], vec![]);
+        for (k, sharding) in ["[@dp]", "[@tp]", "[_]", "[@dp@tp]"]
+            .into_iter()
+            .enumerate()
+        {
+            let [x, y, z] = [0, 1, 2].map(|i| {
+                let plain = random(&[5000], (3 * k + i) as u64, device)?;
+                plain.to_mesh(&mesh, sharding)?.mul(3.0)
+            });
+            let (x, y, copy) = (x?, y?, z?.cast(DType::BF16)?);
+            let sum = x.mul(2.0)?.add(&y)?;
+            expected.push(sum.full_tensor()?.to_vec::<f32>()?);
+            let values = x.full_tensor()?.to_vec::<f32>()?;
+            if held {
+                others.push((x.clone(), values));
+            } else if k % 2 == 1 {
+                // In another sharding, or a view of what each rank has.
+                others.push((x.reshard("[_]")?, values));
+            }
+            each.push(vec![x, y, copy]);
+        }
+        let made = sums(&mut each)?;
+        for ([sum, copy], expected) in made.iter().zip(&expected) {
+            assert_eq!(sum.full_tensor()?.to_vec::<f32>()?, *expected);
+            let rounded: Vec<bf16> = expected.iter().map(|x| bf16::from_f32(*x)).collect();
+            assert_eq!(copy.full_tensor()?.to_vec::<bf16>()?, rounded);
+        }
+        for (x, values) in &others {
+            assert_eq!(
+                x.full_tensor()?.to_vec::<f32>()?,
+                *values,
+                "somebody holds it"
+            );
+        }
+        let mut w = random(&[6], 1, device)?.to_mesh(&mesh, "[@tp]")?.mul(2.0)?;
+        let values = w.full_tensor()?.to_vec::<f32>()?;
+        let second = w.clone();
+        assert!(w.take_values().is_none(), "there is another handle");
+        drop(second);
+        let taken = w.take_values().expect("it is the only handle");
+        assert_eq!(taken.full_tensor()?.to_vec::<f32>()?, values);
+        assert_eq!(taken.sharding(), w.sharding());
+        assert!(w.full_tensor().and_then(|w| w.to_vec::<f32>()).is_err());
+        let w = w.with_values(&taken)?;
+        assert_eq!(w.full_tensor()?.to_vec::<f32>()?, values);
         Ok(())
     };
     run(false).expect("runs");

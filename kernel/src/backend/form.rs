@@ -84,7 +84,10 @@ impl Form {
     }
 
     fn layout(&mut self, layout: &Layout) {
-        self.all(layout.shape.dims().iter().copied());
+        let rank = layout.shape.rank();
+        self.words.reserve(2 * rank + 2);
+        self.push(rank as u64);
+        (layout.shape.dims().iter()).for_each(|dim| self.push(*dim as u64));
         (layout.strides.iter()).for_each(|stride| self.push(*stride as u64));
         self.push(layout.offset as u64);
     }
@@ -216,14 +219,21 @@ impl Form {
     }
 
     fn close(&mut self) {
-        let mut hash = 0u64;
-        let mut mix = |word: u64| {
-            hash = (hash.rotate_left(23) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mixed = |hash: u64, word: u64| {
+            (hash.rotate_left(23) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15)
         };
-        self.words.iter().copied().for_each(&mut mix);
+        // Four numbers side by side: one by one each step waits for the one before.
+        let (fours, rest) = self.words.as_chunks::<4>();
+        let mut lanes = [1u64, 2, 3, 4];
+        for four in fours {
+            for (lane, word) in lanes.iter_mut().zip(four) {
+                *lane = mixed(*lane, *word);
+            }
+        }
+        let mut hash = lanes.into_iter().chain(rest.iter().copied()).fold(0, mixed);
         let rows = (self.rows.iter()).flat_map(|program| program.programs());
         for program in self.programs.iter().chain(rows) {
-            mix(program.number());
+            hash = mixed(hash, program.number());
         }
         self.hash = hash ^ hash >> 29;
     }

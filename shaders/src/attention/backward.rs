@@ -78,15 +78,16 @@ fn gradient(
         (keys, queries)
     };
     let blocks = (rows + comptime!(block_rows - 1)) / block_rows;
-    let block = CUBE_POS % blocks;
-    // Late queries and early keys have most to do, so their cubes start first. Surplus cubes of the
-    // grid repeat an earlier one.
+    // Late queries and early keys have most to do, so their cubes start first, those of all heads.
+    // Surplus cubes of the grid repeat an earlier one.
+    let lines = *numbers.index(6usize);
+    let block = CUBE_POS / lines % blocks;
     let row = if comptime!(by_query) {
         (blocks - 1usize - block) * block_rows
     } else {
         block * block_rows
     };
-    let line = CUBE_POS / blocks % *numbers.index(6usize);
+    let line = CUBE_POS % lines;
     let own_heads = if comptime!(by_query) {
         heads
     } else {

@@ -42,10 +42,11 @@ fn forward(
         *numbers.index(5usize),
     );
     let blocks = (queries + comptime!(rows - 1)) / rows;
-    // The last queries see most keys, so their cubes start first. Surplus cubes of the grid repeat
-    // an earlier one.
-    let row = (blocks - 1usize - CUBE_POS % blocks) * rows;
-    let line = CUBE_POS / blocks % *numbers.index(6usize);
+    // The last queries see most keys, so their cubes start first, those of all heads. Surplus cubes of
+    // the grid repeat an earlier one.
+    let lines = *numbers.index(6usize);
+    let row = (blocks - 1usize - CUBE_POS / lines % blocks) * rows;
+    let line = CUBE_POS % lines;
     let (batch, query_head, key_head) = (
         line / heads,
         line % heads,

@@ -350,7 +350,7 @@ impl Bench<'_> {
             }
         });
         for name in &self.own {
-            let state = self.optimizer.state_of(name)?;
+            let state = self.optimizer.state_of(name);
             optimizer += state.iter().map(held).sum::<f64>();
         }
         Ok([parameters, 0.0, optimizer])

@@ -9,7 +9,7 @@ use super::{
 use crate::{Error, Module, Param, Result};
 use anymesh_core::{DType, Tensor, grad::no_grad};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 /// Changes the parameters of a model, by the rules of [`Groups`].
 ///
@@ -53,8 +53,7 @@ pub struct Optimizer {
     pub rounding: Rounding,
     /// The rule of each group, with what the group changes of it.
     rules: Vec<Rule>,
-    parameters: BTreeMap<String, Entry>,
-    state: BTreeMap<String, Tensor>,
+    parameters: HashMap<String, Entry>,
     steps: u64,
     tables: Tables,
 }
@@ -63,8 +62,8 @@ pub struct Optimizer {
 #[derive(Clone, Debug)]
 struct Entry {
     group: usize,
-    /// The names of its state, in the order of its rule.
-    state: Vec<String>,
+    /// Its state with the names of that, in the order of its rule.
+    state: Vec<(String, Tensor)>,
 }
 
 /// What a step came to.
@@ -131,7 +130,7 @@ impl Optimizer {
     pub fn new(model: &(impl Module + ?Sized), groups: &Groups) -> Result<Self> {
         let assigned = groups.assign(model)?;
         let rules: Vec<Rule> = groups.groups.iter().map(|g| g.own_rule()).collect();
-        let (mut parameters, mut state) = (BTreeMap::new(), BTreeMap::new());
+        let mut parameters = HashMap::new();
         let mut outcome = Ok(());
         model.visit("", &mut |name, p| {
             let (Some(&group), Ok(())) = (assigned.get(name), &outcome) else {
@@ -139,17 +138,10 @@ impl Optimizer {
             };
             match rules[group].state(p.value()) {
                 Ok(tensors) => {
-                    let mut names = Vec::with_capacity(tensors.len());
-                    for (kind, tensor) in tensors {
-                        let key = format!("{kind}.{name}");
-                        state.insert(key.clone(), tensor);
-                        names.push(key);
-                    }
-                    let entry = Entry {
-                        group,
-                        state: names,
-                    };
-                    parameters.insert(name.to_string(), entry);
+                    let state = (tensors.into_iter())
+                        .map(|(kind, tensor)| (format!("{kind}.{name}"), tensor))
+                        .collect();
+                    parameters.insert(name.to_string(), Entry { group, state });
                 }
                 Err(error) => outcome = Err(of_parameter(name, error)),
             }
@@ -161,7 +153,6 @@ impl Optimizer {
             rounding: Rounding::default(),
             rules,
             parameters,
-            state,
             steps: 0,
             tables: Tables::default(),
         })
@@ -285,7 +276,7 @@ impl Optimizer {
         };
         let mut waiting: Vec<Waiting> = vec![];
         let mut outcome = model.try_each(&mut |name, p| {
-            let Some(entry) = self.parameters.get(name).filter(|_| p.is_trainable()) else {
+            let Some(entry) = self.parameters.get_mut(name).filter(|_| p.is_trainable()) else {
                 return Ok(());
             };
             // Taken, so that it lives no longer than it is needed.
@@ -300,12 +291,8 @@ impl Optimizer {
                     Rule::Muon(_) => vec![gradient.cast(p.policy().reduce)?],
                     _ => vec![gradient],
                 };
-                for key in &entry.state {
-                    let Some(state) = self.state.get_mut(key) else {
-                        return Err(lost(name, key));
-                    };
-                    tensors.push(state.take_values().unwrap_or_else(|| state.clone()));
-                }
+                let states = entry.state.iter_mut().map(|(_, state)| state);
+                tensors.extend(states.map(|s| s.take_values().unwrap_or_else(|| s.clone())));
                 // A value that is not the wide one is rounded by another rule than its copy.
                 let dtype = p.value().dtype();
                 let (value, copy) = p.take(dtype == wide(dtype));
@@ -324,7 +311,7 @@ impl Optimizer {
             }
             let gradient = gradient.cast(p.policy().reduce)?;
             let value = p.value().detach();
-            let state = self.state_of(name)?;
+            let state: Vec<Tensor> = entry.state.iter().map(|(_, t)| t.clone()).collect();
             let step = step(rule, self.steps);
             let updated = rule
                 .update_with(&mut self.tables, &step, &value, &gradient, &state)
@@ -358,14 +345,12 @@ impl Optimizer {
     }
 
     /// The state of a parameter, in the order of its rule.
-    pub(crate) fn state_of(&self, name: &str) -> Result<Vec<Tensor>> {
-        let names = self.parameters.get(name).map(|entry| &entry.state);
-        let names = names.into_iter().flatten();
-        names
-            .map(|key| {
-                let found = self.state.get(key).cloned();
-                found.ok_or_else(|| lost(name, key))
-            })
+    pub(crate) fn state_of(&self, name: &str) -> Vec<Tensor> {
+        let state = self.parameters.get(name).map(|entry| &entry.state);
+        state
+            .into_iter()
+            .flatten()
+            .map(|(_, t)| t.clone())
             .collect()
     }
 
@@ -386,30 +371,30 @@ impl Optimizer {
             Some(copy) => p.set_with(value, copy)?,
             None => p.set_own(value)?,
         }
-        let names = self.parameters.get(name).map(|entry| &entry.state);
-        for (key, tensor) in names.into_iter().flatten().zip(state) {
-            if let Some(state) = self.state.get_mut(key) {
-                *state = tensor;
-            }
+        let own = self.parameters.get_mut(name).map(|entry| &mut entry.state);
+        for ((_, own), new) in own.into_iter().flatten().zip(state) {
+            *own = new;
         }
         Ok(())
     }
 
     /// Everything that rules remember, by names such as `adam.m.model.norm.weight`. It is there
     /// before the first step, so it is also what a load has to ask for.
-    pub fn state(&self) -> &BTreeMap<String, Tensor> {
-        &self.state
+    pub fn state(&self) -> BTreeMap<String, Tensor> {
+        let all = self.parameters.values().flat_map(|entry| &entry.state);
+        all.cloned().collect()
     }
 
     /// Takes back what [`state`](Self::state) was, perhaps on another mesh. Names, shapes and dtypes
     /// must be those that the optimizer has.
     pub fn load_state(&mut self, state: BTreeMap<String, Tensor>) -> Result<()> {
-        if let Some(name) = state.keys().find(|name| !self.state.contains_key(*name)) {
+        let known = self.state();
+        if let Some(name) = state.keys().find(|name| !known.contains_key(*name)) {
             let detail = "the optimizer has no such state: it was saved with other rules or groups";
             return Err(Error::parameter(name, detail));
         }
         let mut loaded = BTreeMap::new();
-        for (name, own) in &self.state {
+        for (name, own) in &known {
             let Some(new) = state.get(name) else {
                 let detail = "there is no such state: it was saved with other rules or groups";
                 return Err(Error::parameter(name, detail));
@@ -428,7 +413,12 @@ impl Optimizer {
             };
             loaded.insert(name.clone(), new);
         }
-        self.state = loaded;
+        let all = self.parameters.values_mut().flat_map(|p| &mut p.state);
+        for (name, own) in all {
+            if let Some(new) = loaded.remove(name) {
+                *own = new;
+            }
+        }
         Ok(())
     }
 
@@ -504,11 +494,6 @@ fn change_by_muon(muon: &Muon, step: &Step, waiting: &mut [Waiting]) -> Result<(
         }
     }
     Ok(())
-}
-
-/// The error of a state that is not there.
-fn lost(parameter: &str, key: &str) -> Error {
-    Error::parameter(parameter, format!("its state '{key}' is lost"))
 }
 
 /// An error about a parameter, with its name.

@@ -16,8 +16,7 @@ impl<T: Task> Trainer<T> {
     /// it is.
     pub fn contents(&self) -> Contents {
         let mut tensors = self.task.model().values();
-        let state = self.optimizer.state().iter();
-        tensors.extend(state.map(|(name, t)| (name.clone(), t.clone())));
+        tensors.extend(self.optimizer.state());
         if let Some(ema) = &self.ema {
             let averages = ema.values.iter();
             tensors.extend(averages.map(|(name, t)| (format!("{AVERAGE}{name}"), t.clone())));

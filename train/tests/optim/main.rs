@@ -124,6 +124,6 @@ fn numbers(
 
 /// Every state of an optimizer as numbers.
 fn states(optimizer: &Optimizer) -> BTreeMap<String, Vec<f64>> {
-    let all = optimizer.state().iter();
-    all.map(|(name, t)| (name.clone(), floats(t))).collect()
+    let all = optimizer.state().into_iter();
+    all.map(|(name, t)| (name, floats(&t))).collect()
 }

@@ -266,7 +266,7 @@ fn gradients_that_do_not_belong_are_refused() -> Result<()> {
 fn states_of_other_rules_are_refused() -> Result<()> {
     let model = plain_bag()?;
     let mut optimizer = Optimizer::new(&model, &Groups::all(adamw()))?;
-    let state = optimizer.state().clone();
+    let state = optimizer.state();
     let mut less = state.clone();
     less.remove("adam.v.up.bias");
     refused(

@@ -33,7 +33,7 @@ impl<'a> Expr<'a> {
         dtypes: [DType; N],
         f: impl for<'b> Fn(&Args<'b>) -> [Val<'b>; N],
     ) -> Result<Vec<[Tensor; N]>> {
-        Self::maps_together(each, dtypes, f, |_, _| vec![])
+        Self::maps_together(each, dtypes, f, |_, _| SmallVec::new())
     }
 
     /// [`maps_each`](Self::maps_each) over tensors that are let go, so that a device may write
@@ -68,7 +68,7 @@ impl<'a> Expr<'a> {
             })
             .collect();
         let memory = |i: usize, rank: usize| {
-            let mut memory = Vec::with_capacity(N);
+            let mut memory = SmallVec::new();
             for (k, from) in over.iter().enumerate() {
                 let tensor = from.and_then(|from| each[i].get(from));
                 let fits = |t: &&Tensor| t.dtype() == dtypes[k] && t.shape() == each[i][0].shape();
@@ -90,7 +90,7 @@ impl<'a> Expr<'a> {
         each: &[Expr<'_>],
         dtypes: [DType; N],
         f: impl for<'b> Fn(&Args<'b>) -> [Val<'b>; N],
-        over: impl Fn(usize, usize) -> Vec<(usize, Buffer)>,
+        over: impl Fn(usize, usize) -> SmallVec<[(usize, Buffer); 4]>,
     ) -> Result<Vec<[Tensor; N]>> {
         let mut out: Vec<Option<[Tensor; N]>> = Vec::with_capacity(each.len());
         let mut parts: Vec<Part<N>> = Vec::with_capacity(each.len());
