@@ -396,10 +396,10 @@ impl Tensor {
         }))
     }
 
-    /// Takes the values out of a tensor, if this is the only handle on it: they are no longer
-    /// part of the tape, and here is nothing to read until [`with_values`](Self::with_values) makes
-    /// it anew. So whoever changes a parameter can give its memory
-    /// [to what becomes of it](crate::ops::Expr::maps_over).
+    /// Takes the values out of a tensor, if this is the only handle on it and no other form of it on
+    /// its mesh shares them: they are no longer part of the tape, and here is nothing to read until
+    /// [`with_values`](Self::with_values) makes it anew. So whoever changes a parameter can give its
+    /// memory [to what becomes of it](crate::ops::Expr::maps_over).
     ///
     /// ```
     /// # use anymesh_core::Tensor;

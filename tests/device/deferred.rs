@@ -1,15 +1,48 @@
 //! Deferred execution against eager one, on the device itself.
 
 use crate::Suite;
-use anymesh::Device;
+use anymesh::{DType, Device, Result, Tensor, ops::Expr};
 
 #[path = "../../engine/tests/random/hold.rs"]
 mod hold;
 
-pub(crate) const SUITE: Suite = &[(
-    "random_programs_give_the_same_bits_deferred_and_not",
-    random_programs_give_the_same_bits_deferred_and_not,
-)];
+pub(crate) const SUITE: Suite = &[
+    (
+        "random_programs_give_the_same_bits_deferred_and_not",
+        random_programs_give_the_same_bits_deferred_and_not,
+    ),
+    (
+        "a_value_minus_itself_is_nan_where_it_is_infinite",
+        a_value_minus_itself_is_nan_where_it_is_infinite,
+    ),
+];
+
+/// CubeCL makes a zero of `x - x`, whatever `x` is.
+fn a_value_minus_itself_is_nan_where_it_is_infinite(device: &Device) {
+    let run = |device: &Device, values: &Tensor| -> Result<()> {
+        let x = values.to_device(device)?;
+        let twice = x.mul(2.0)?;
+        let in_one = Expr::new("none", &[&twice]).map(x.dtype(), |a| a.x[0] - a.x[0])?;
+        for none in [twice.sub(&twice)?, in_one] {
+            let none = none.cast(DType::F32)?.to_vec::<f32>()?;
+            assert_eq!(none[..2], [0.0, 0.0], "{} on {device}", x.dtype());
+            assert!(none[2..].iter().all(|x| x.is_nan()), "{none:?} on {device}");
+        }
+        Ok(())
+    };
+    let eager = device.innermost();
+    let host = anymesh::device("eager:cpu").expect("the CPU backend is always there");
+    let values = [1.0f32, -3.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN];
+    for dtype in [DType::F32, DType::F16, DType::BF16, DType::F64] {
+        let values = Tensor::new(&values, &host).and_then(|x| x.cast(dtype));
+        let values = values.expect("the host has all dtypes");
+        for device in [eager, &anymesh_engine::deferred(eager)] {
+            if device.supports(dtype) {
+                run(device, &values).expect("runs");
+            }
+        }
+    }
+}
 
 /// A GPU knows launches from the third time on, and lists of them from the time after that.
 const TIMES: usize = 6;

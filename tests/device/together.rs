@@ -140,12 +140,13 @@ fn what_is_let_go_on_a_mesh_may_be_written_over_and_nothing_else(device: &Device
                 "somebody holds it"
             );
         }
-        let mut w = random(&[6], 1, device)?.to_mesh(&mesh, "[@tp]")?.mul(2.0)?;
-        let values = w.full_tensor()?.to_vec::<f32>()?;
+        let twice = || random(&[6], 1, device)?.to_mesh(&mesh, "[@tp]")?.mul(2.0);
+        let values = twice()?.full_tensor()?.to_vec::<f32>()?;
+        let mut w = twice()?;
         let second = w.clone();
         assert!(w.take_values().is_none(), "there is another handle");
         drop(second);
-        let taken = w.take_values().expect("it is the only handle");
+        let taken = w.take_values().expect("nothing else has them");
         assert_eq!(taken.full_tensor()?.to_vec::<f32>()?, values);
         assert_eq!(taken.sharding(), w.sharding());
         assert!(w.full_tensor().and_then(|w| w.to_vec::<f32>()).is_err());

@@ -86,7 +86,8 @@ pub(crate) fn native_binary(
 pub(crate) fn binary(a: F4, b: F4, #[comptime] op: Binary) -> F4 {
     match op {
         Binary::Add => a + b,
-        Binary::Sub => a - b,
+        // Not `a - b`: of a value minus itself CubeCL makes a zero, also of infinities.
+        Binary::Sub => a + (-b),
         Binary::Mul => a * b,
         Binary::Div => elementary::div(a, b),
         Binary::FloorDiv => power::floor_div(a, b),
@@ -125,7 +126,7 @@ pub(crate) fn unary_wide(x: D4, #[comptime] op: Unary) -> D4 {
 pub(crate) fn binary_wide(a: D4, b: D4, #[comptime] op: Binary) -> D4 {
     match op {
         Binary::Add => a + b,
-        Binary::Sub => a - b,
+        Binary::Sub => a + (-b),
         Binary::Mul => a * b,
         Binary::Div => wide::div(a, b),
         Binary::FloorDiv => wide::floor_div(a, b),
