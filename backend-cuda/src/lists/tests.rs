@@ -153,8 +153,10 @@ fn where_memory_lies_elsewhere_the_rest_is_launched() {
 #[test]
 fn other_numbers_are_another_list() {
     let scene = Scene::new();
-    let [one, two] = [[Scalar::Float(1.0)], [Scalar::Float(2.0)]];
-    for (numbers, expected) in [(one, 3), (two, 3), (one, 0), (two, 0)] {
+    let [zero, negative, nan] = [0.0, -0.0, f64::NAN].map(|x| [Scalar::Float(x)]);
+    let first = [(zero, 3), (negative, 3), (nan, 3)];
+    let again = [(negative, 0), (zero, 0), (nan, 0)];
+    for (numbers, expected) in first.into_iter().chain(again) {
         let (_, made) = scene.run(3, &numbers);
         scene.written();
         assert_eq!(made, expected, "{numbers:?}");
