@@ -17,8 +17,10 @@ pub(crate) const SUITE: Suite = &[
     ),
 ];
 
-/// CubeCL makes a zero of `x - x`, whatever `x` is.
+/// CubeCL makes a zero of `x - x`, whatever `x` is. Drivers of wgpu may: WGSL lets them assume that
+/// there are no infinities.
 fn a_value_minus_itself_is_nan_where_it_is_infinite(device: &Device) {
+    let may_assume = device.name().starts_with("wgpu");
     let run = |device: &Device, values: &Tensor| -> Result<()> {
         let x = values.to_device(device)?;
         let twice = x.mul(2.0)?;
@@ -26,7 +28,8 @@ fn a_value_minus_itself_is_nan_where_it_is_infinite(device: &Device) {
         for none in [twice.sub(&twice)?, in_one] {
             let none = none.cast(DType::F32)?.to_vec::<f32>()?;
             assert_eq!(none[..2], [0.0, 0.0], "{} on {device}", x.dtype());
-            assert!(none[2..].iter().all(|x| x.is_nan()), "{none:?} on {device}");
+            let right = |x: &f32| x.is_nan() || may_assume && *x == 0.0;
+            assert!(none[2..].iter().all(right), "{none:?} on {device}");
         }
         Ok(())
     };
