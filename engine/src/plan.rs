@@ -286,7 +286,7 @@ fn release(plan: &mut Plan, count: usize) {
 }
 
 /// The operand whose memory a launch would have its result take.
-pub(crate) fn taken(kernel: &Kernel) -> Option<usize> {
+fn taken(kernel: &Kernel) -> Option<usize> {
     match kernel {
         Kernel::RowProgram(call) => call.over.then_some(0),
         Kernel::Matmul(call) => {
