@@ -1,9 +1,11 @@
-//! Compiles the kernels of ops for NVIDIA's Hopper where there is no GPU, and says which do not:
-//! `cargo run -p anymesh-backend-cuda --example compile [op ...]`, all ops without a name.
+//! Compiles the kernels of ops for an NVIDIA GPU that is not there, and says which do not:
+//! `cargo run -p anymesh-backend-cuda --example compile [a100] [op ...]`, for an H200 without a name,
+//! all ops without one.
 //!
 //! Needs NVRTC on the loader's paths and, for 16-bit floats, CUDA's headers (`CUDA_PATH`).
 //! `ANYMESH_CUDA_LOG=1` shows each kernel with its time.
 
+use anymesh_backend_cuda::{Model, compile_only};
 use anymesh_conformance::registry::{self, Attrs, Entry, Sample};
 use anymesh_core::{Device, Error, Result};
 
@@ -17,8 +19,13 @@ fn run(entry: &Entry, sample: &Sample, device: &Device) -> Result<()> {
 }
 
 fn main() -> Result<()> {
-    let device = anymesh_backend_cuda::compile_only()?;
-    let names: Vec<String> = std::env::args().skip(1).collect();
+    let mut names: Vec<String> = std::env::args().skip(1).collect();
+    let model = match names.first().map(String::as_str) {
+        Some("a100") => Model::A100,
+        _ => Model::H200,
+    };
+    names.retain(|name| name != "a100");
+    let device = compile_only(model)?;
     let entries: Vec<&Entry> = if names.is_empty() {
         registry::entries().iter().collect()
     } else {

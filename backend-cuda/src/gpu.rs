@@ -1,5 +1,6 @@
 //! What is known of a GPU before anything is compiled for it, and what CubeCL is told of it.
 
+use anymesh_shaders::Cores;
 use cubecl::{
     cmma::MatrixLayout,
     features::{Plane, Tma, TypeUsage},
@@ -64,6 +65,26 @@ impl Gpu {
             memory: 140 << 30,
             shared: 227 << 10,
             processors: 132,
+        }
+    }
+
+    /// An A100 that is not there.
+    pub(crate) fn a100() -> Self {
+        Self {
+            name: "NVIDIA A100".into(),
+            version: 80,
+            memory: 80 << 30,
+            shared: 163 << 10,
+            processors: 108,
+        }
+    }
+
+    /// The tensor cores that our kernels can use of it.
+    pub(crate) fn cores(&self) -> Option<Cores> {
+        match self.version {
+            90 => Some(Cores::Wgmma),
+            80.. => Some(Cores::Mma),
+            _ => None,
         }
     }
 

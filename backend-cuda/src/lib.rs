@@ -32,9 +32,10 @@ mod trace;
 pub use pool::MemoryUse;
 
 use anymesh_kernel::{Device, Error, Result};
-use anymesh_shaders::CubeBackend;
+use anymesh_shaders::{Cores, CubeBackend};
 use cudarc::driver::{CudaContext, sys};
 use engine::Engine;
+use gpu::Gpu;
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex},
@@ -139,8 +140,19 @@ impl Opened {
     }
 }
 
-/// What was opened, by index and whether it is portable.
-static OPEN: Mutex<Option<HashMap<(usize, bool), Opened>>> = Mutex::new(None);
+/// Which kernels a device has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Kernels {
+    /// The best for its GPU.
+    Best,
+    /// Those that every GPU from Ampere on can run.
+    Ampere,
+    /// Those that every GPU can run.
+    Portable,
+}
+
+/// What was opened, by index and kernels.
+static OPEN: Mutex<Option<HashMap<(usize, Kernels), Opened>>> = Mutex::new(None);
 
 /// How a device was opened; nothing for one that is not this backend's, or is decorated.
 fn opened(device: &Device) -> Option<Opened> {
@@ -157,16 +169,32 @@ pub fn memory_use(device: &Device) -> Option<MemoryUse> {
     opened(device).map(|opened| opened.engine.arena().report())
 }
 
-/// A device that compiles the kernels it is given, for NVIDIA's Hopper, and runs none of them: to see
+/// A GPU that need not be there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Model {
+    /// NVIDIA A100, compute capability 8.0.
+    A100,
+    /// NVIDIA H200, compute capability 9.0.
+    H200,
+}
+
+/// A device that compiles the kernels it is given, for such a GPU, and runs none of them: to see
 /// where there is no GPU whether kernels compile. What is read from it is zero, or the error of the
 /// kernel that could not be compiled. Needs NVRTC, but no driver.
-pub fn compile_only() -> Result<Device> {
+pub fn compile_only(model: Model) -> Result<Device> {
     check_nvrtc(None)?;
-    let engine = Engine::compile_only(gpu::Gpu::h200(), None)
+    let gpu = match model {
+        Model::A100 => Gpu::a100(),
+        Model::H200 => Gpu::h200(),
+    };
+    let (name, cores) = (format!("{} (compiles only)", gpu.name), gpu.cores());
+    let engine = Engine::compile_only(gpu, None)
         .map_err(|e| unavailable(None, e, "check the installation of NVRTC"))?;
-    let name = "NVIDIA H200 (compiles only)".to_string();
     let backend = backend("cuda:compile".into(), &engine, name, u64::MAX)?;
-    Ok(Device::new(backend.with_hopper()))
+    Ok(Device::new(match cores {
+        Some(cores) => backend.with_cores(cores),
+        None => backend,
+    }))
 }
 
 fn check_nvrtc(selector: Option<&str>) -> Result<()> {
@@ -190,23 +218,27 @@ fn backend(name: String, engine: &Engine, description: String, limit: u64) -> Re
     })
 }
 
-/// Opens a GPU: `None` or `0` the first, `1` the second; with `:portable` behind the index matrix
-/// products use the portable kernel instead of cuBLASLt. The same selector gives the same device.
+/// Opens a GPU: `None` or `0` the first, `1` the second. With `:portable` behind the index matrix
+/// products and attention use the portable kernels instead of cuBLASLt and tensor cores, with
+/// `:ampere` the kernels of a GPU before Hopper. The same selector gives the same device.
 pub fn device(selector: Option<&str>) -> Result<Device> {
     let text = selector.unwrap_or("0");
-    let (number, portable) = text
-        .strip_suffix(":portable")
-        .map_or((text, false), |n| (n, true));
+    let (number, kernels) = match text.split_once(':') {
+        Some((number, "portable")) => (number, Kernels::Portable),
+        Some((number, "ampere")) => (number, Kernels::Ampere),
+        _ => (text, Kernels::Best),
+    };
+    let portable = kernels == Kernels::Portable;
     let index: usize = number.parse().map_err(|_| {
         unavailable(
             selector,
             format!("'{number}' is not a GPU index"),
-            "write cuda, cuda:0 or cuda:0:portable",
+            "write cuda, cuda:0, cuda:0:ampere or cuda:0:portable",
         )
     })?;
     let mut open = OPEN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let open = open.get_or_insert_default();
-    if let Some(opened) = open.get(&(index, portable)) {
+    if let Some(opened) = open.get(&(index, kernels)) {
         return Ok(opened.device.clone());
     }
     let context = context(index, selector)?;
@@ -219,11 +251,24 @@ pub fn device(selector: Option<&str>) -> Result<Device> {
             .and_then(|index| Engine::open(index, &context))
             .map_err(|e| unavailable(selector, e, "check the installation with nvidia-smi"))?,
     };
-    let name = format!("cuda:{index}{}", if portable { ":portable" } else { "" });
+    let suffix = match kernels {
+        Kernels::Best => "",
+        Kernels::Ampere => ":ampere",
+        Kernels::Portable => ":portable",
+    };
+    let name = format!("cuda:{index}{suffix}");
     let limit = context.total_mem().map_or(u64::MAX, |bytes| bytes as u64);
     let mut backend = backend(name, &engine, describe(&context), limit)?;
-    if !portable && matches!(context.compute_capability(), Ok((9, 0))) {
-        backend = backend.with_hopper();
+    let gpu = Gpu::of(&context).map_err(|e| {
+        unavailable(
+            selector,
+            e.to_string(),
+            "check the installation with nvidia-smi",
+        )
+    })?;
+    if let Some(best) = gpu.cores().filter(|_| !portable) {
+        let ampere = kernels == Kernels::Ampere;
+        backend = backend.with_cores(if ampere { Cores::Mma } else { best });
     }
     let mut device = Device::new(backend);
     if !portable {
@@ -249,6 +294,6 @@ pub fn device(selector: Option<&str>) -> Result<Device> {
         #[cfg(feature = "nccl")]
         lane: Arc::default(),
     };
-    open.insert((index, portable), opened);
+    open.insert((index, kernels), opened);
     Ok(device)
 }

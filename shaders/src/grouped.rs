@@ -8,7 +8,7 @@
 mod hopper;
 
 use crate::{
-    CubeBackend,
+    Cores, CubeBackend,
     map::CUBE,
     program::{bind, wrap},
     tile::{Matrix, Square, V4, address, distinct, duty, fetch, multiply, put_row},
@@ -309,7 +309,7 @@ impl CubeBackend {
             GroupedOp::Rows => (n * m, Square::fitting(n / groups.max(1), m, groups, wide)),
             GroupedOp::Sums { .. } => (groups * k * m, Square::fitting(k, m, groups, wide)),
         };
-        if self.hopper
+        if self.cores == Some(Cores::Wgmma)
             && let Some(how) = hopper::how(call)
         {
             return self.grouped_on_hopper(call, how);

@@ -188,8 +188,17 @@ pub struct CubeBackend {
     planes: bool,
     /// Whether the device's own float functions are accurate.
     native: bool,
-    /// Whether it has the tensor cores of NVIDIA's Hopper.
-    hopper: bool,
+    /// The tensor cores that attention and products of groups may use.
+    cores: Option<Cores>,
+}
+
+/// Instructions of NVIDIA's tensor cores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Cores {
+    /// Those of GPUs from Ampere on, by which warps multiply.
+    Mma,
+    /// Those of Hopper's as well, by which warp groups let the cores multiply on their own.
+    Wgmma,
 }
 
 impl CubeBackend {
@@ -272,7 +281,7 @@ impl CubeBackend {
             tickets,
             planes,
             native: false,
-            hopper: false,
+            cores: None,
         })
     }
 
@@ -289,9 +298,9 @@ impl CubeBackend {
         self
     }
 
-    /// Lets products use the tensor cores of Hopper GPUs.
-    pub fn with_hopper(mut self) -> Self {
-        self.hopper = true;
+    /// Lets attention and products of groups use tensor cores.
+    pub fn with_cores(mut self, cores: Cores) -> Self {
+        self.cores = Some(cores);
         self
     }
 

@@ -1,4 +1,4 @@
-use crate::{compile_only, engine::Engine, gpu::Gpu};
+use crate::{Model, compile_only, engine::Engine, gpu::Gpu};
 use anymesh_shaders::{Arena, Memory};
 use cubecl::prelude::*;
 
@@ -16,7 +16,7 @@ fn impossible(to: &mut [u32]) {
 
 /// A device that compiles, or why there is none.
 fn engine() -> Option<Engine> {
-    if let Err(e) = compile_only() {
+    if let Err(e) = compile_only(Model::H200) {
         println!("skipped: {e}");
         return None;
     }

@@ -3,7 +3,7 @@
 use super::{
     Bound, Goal, How, OUTPUTS, Sizes, THREADS, bring, count,
     documents::{columns_of, first_of},
-    documents_of, exp, head, hopper, place, products, seen, share, sight, store, weigh, zeros,
+    documents_of, exp, head, place, products, seen, share, sight, store, tensor, weigh, zeros,
 };
 use crate::{
     CubeBackend, Memory,
@@ -393,8 +393,11 @@ impl CubeBackend {
         let lse = self.dense(&call.lse, DType::F32)?;
         let dtypes = [call.grad.dtype, call.out.dtype];
         let documents = self.documents(forward)?;
-        if self.hopper && hopper::fits(forward) && dtypes == [forward.q.dtype; 2] {
-            return self.hopper_gradients(call, crate::memory(&lse)?, documents.as_ref());
+        let (goals, room) = ([Goal::Query, Goal::Key, Goal::Value], self.able().1);
+        if let Some(hows) = tensor::how(forward, goals, self.cores, room)
+            && dtypes == [forward.q.dtype; 2]
+        {
+            return self.tensor_gradients(call, hows, crate::memory(&lse)?, documents.as_ref());
         }
         let mean = self.mean_rise(call)?;
         let (lse, mean) = (crate::memory(&lse)?, mean.get::<Memory>()?);
@@ -484,18 +487,19 @@ impl CubeBackend {
         Ok(both)
     }
 
-    /// The gradients on Hopper's tensor cores: that for queries, and those for keys and values in one
-    /// launch, or in one each where heads are wide.
-    fn hopper_gradients(
+    /// The gradients on tensor cores: that for queries, and those for keys and values in one launch, or
+    /// in one each where heads are wide.
+    fn tensor_gradients(
         &self,
         call: &AttentionBackwardCall,
+        hows: [tensor::How; 3],
         lse: &Memory,
         documents: Option<&Memory>,
     ) -> Result<Buffers> {
         let (forward, dtype) = (&call.forward, call.forward.q.dtype);
         let sizes = Sizes::new(forward);
         let packed = forward.order == AttentionOrder::Packed;
-        let chunked = |view: &View| match hopper::in_chunks(view) {
+        let chunked = |view: &View| match tensor::in_chunks(view) {
             true => Ok(view.clone()),
             false => self.dense(view, dtype),
         };
@@ -506,7 +510,8 @@ impl CubeBackend {
         let hardware = &self.client.properties().hardware;
         let processors = hardware.num_streaming_multiprocessors.unwrap_or(132) as usize;
         let mut outs: Vec<Memory> = vec![];
-        for goal in [Goal::Query, Goal::Key, Goal::Value] {
+        for how in hows {
+            let goal = how.goal();
             if outs.len() == 3 {
                 break;
             }
@@ -514,7 +519,7 @@ impl CubeBackend {
             let laid = if goal == Goal::Value { Goal::Key } else { goal };
             let (read, able) = ([&grad, &out], self.able());
             let mut bound = Bound::new(forward, read, laid, documents, dtype, able)?;
-            let how = hopper::How::new(goal, &bound.how, sizes.size, packed);
+            let how = how.placed(&bound.how, packed);
             if goal == Goal::Value {
                 bound.numbers.drain(OUTPUTS..OUTPUTS + 4);
             }
@@ -533,7 +538,7 @@ impl CubeBackend {
             // SAFETY: reads are clamped into the operands, whose rows are chunks of 16 bytes, and
             // writes guarded by the sizes of the result.
             unsafe {
-                hopper::backward::gradient::launch_unchecked(
+                tensor::backward::gradient::launch_unchecked(
                     &self.client,
                     crate::cubes(cubes, 1),
                     CubeDim::new_1d(how.threads() as u32),

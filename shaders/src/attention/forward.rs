@@ -3,7 +3,7 @@
 use super::{
     Bound, Goal, How, LOWEST, Sizes, THREADS, bring, count,
     documents::{columns_of, first_of},
-    documents_of, exp, head, hopper, place, products, seen, share, sight, store, weigh, zeros,
+    documents_of, exp, head, place, products, seen, share, sight, store, tensor, weigh, zeros,
 };
 use crate::{
     CubeBackend, math,
@@ -249,8 +249,9 @@ impl CubeBackend {
         )?;
         let out = self.alloc(bound.how.stored, bound.elements)?;
         let lse = self.alloc(DType::F32, sizes.batch * sizes.heads * sizes.queries)?;
-        if self.hopper && hopper::fits(call) {
-            let how = hopper::How::new(Goal::Result, &bound.how, sizes.size, false);
+        let room = self.able().1;
+        if let Some([how]) = tensor::how(call, [Goal::Result], self.cores, room) {
+            let how = how.placed(&bound.how, false);
             let pieces = sizes.queries.div_ceil(how.rows()) * sizes.batch * sizes.heads;
             let hardware = &self.client.properties().hardware;
             let processors = hardware.num_streaming_multiprocessors.unwrap_or(132) as usize;
@@ -258,7 +259,7 @@ impl CubeBackend {
             // SAFETY: reads are clamped into the operands, whose rows are chunks of 16 bytes, and
             // writes guarded by the sizes of the result.
             unsafe {
-                hopper::forward::forward::launch_unchecked(
+                tensor::forward::forward::launch_unchecked(
                     &self.client,
                     crate::cubes(cubes, 1),
                     CubeDim::new_1d(how.threads() as u32),

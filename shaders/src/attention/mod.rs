@@ -11,7 +11,7 @@ mod backward;
 mod call;
 mod documents;
 mod forward;
-mod hopper;
+mod tensor;
 
 pub(crate) use call::{fits, fits_backward};
 

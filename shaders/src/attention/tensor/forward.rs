@@ -1,5 +1,7 @@
 //! The result and its log-sum-exps.
 
+mod joint;
+
 use super::{
     How, Own, STAGES, barrier, bring_rows, head, of_documents, own_documents, piece_of,
     place_of_thread, score, settle, share, span_of, store, stride, sum_of, turn, weigh, words,
@@ -7,8 +9,8 @@ use super::{
 use crate::{
     attention::{LOWEST, place},
     hopper::{
-        address_mut, arrive, arrive_brought, descriptor, exp2, make_barrier, resize_registers,
-        see_brought, shared_address, wait_for,
+        address_mut, arrive, arrive_brought, exp2, make_barrier, resize_registers, see_brought,
+        shared_address, wait_for,
     },
 };
 use cubecl::prelude::*;
@@ -248,7 +250,7 @@ fn supply(
         let key_head = query_head / *numbers.index(1usize);
         let count = (piece.end - piece.begin + comptime!(columns - 1)) / columns;
         if count > 0usize {
-            let from = head(buffers, numbers, batch, query_head, how.q);
+            let from = head(buffers, numbers, batch, query_head, how.q, how);
             let q_stride = stride(numbers, how.q);
             let to = room.queries;
             wait_for(
@@ -258,8 +260,8 @@ fn supply(
             bring_rows(from, q_stride, piece.row, queries, size, to, rows, how);
             arrive_brought(barrier(room.barriers, 0u32, QUERIES_THERE));
             done += 1u32;
-            let k_base = head(buffers, numbers, batch, key_head, how.k);
-            let v_base = head(buffers, numbers, batch, key_head, how.v);
+            let k_base = head(buffers, numbers, batch, key_head, how.k, how);
+            let v_base = head(buffers, numbers, batch, key_head, how.v, how);
             // Values of a tile are used after the keys of the next.
             let mut index = 0usize;
             while index <= count {
@@ -288,6 +290,70 @@ fn supply(
     gpu_asm!("cp.async.wait_all;");
 }
 
+/// How many keys a thread's two queries see, the least of its warp group's, which begin at `top_row`,
+/// and the most.
+#[cube]
+fn sights(
+    top_row: usize,
+    mine: usize,
+    queries: usize,
+    keys: usize,
+    #[comptime] how: How,
+) -> ((usize, usize), usize, usize) {
+    if comptime!(how.causal) {
+        let sight = max(mine + 1usize + keys, queries) - queries;
+        let sight8 = max(mine + 9usize + keys, queries) - queries;
+        let least = max(top_row + 1usize + keys, queries) - queries;
+        let most = max(top_row + 64usize + keys, queries) - queries;
+        (
+            (min(sight, keys), min(sight8, keys)),
+            min(least, keys),
+            most,
+        )
+    } else {
+        ((keys, keys), keys, keys)
+    }
+}
+
+/// Stores a thread's two rows and their log-sum-exps.
+#[cube]
+fn finish<N: Size>(
+    out: u64,
+    lse: &mut [u32],
+    sums: &Vector<f32, N>,
+    tops: (f32, f32),
+    totals: (f32, f32),
+    piece: &Piece,
+    mine: usize,
+    numbers: &Sequence<usize>,
+    scale: f32,
+    nothing: f32,
+    #[comptime] how: How,
+) {
+    let (heads, queries, size) = (
+        *numbers.index(0usize),
+        *numbers.index(2usize),
+        *numbers.index(4usize),
+    );
+    let (total, total8) = (sum_of(totals.0), sum_of(totals.1));
+    let (empty, empty8) = (total == 0.0f32, total8 == 0.0f32);
+    let by = select(empty, 0.0f32, 1.0f32 / total);
+    let by8 = select(empty8, 0.0f32, 1.0f32 / total8);
+    let place = place(numbers, piece.line / heads, piece.line % heads, 0usize);
+    store::<N>(out, sums, place, mine, queries, size, (by, by8), how);
+    if UNIT_POS % 4u32 == 0u32 {
+        let at = piece.line * queries + mine;
+        if mine < queries {
+            let log = tops.0 * scale + f32::ln(select(empty, 1.0f32, total));
+            lse[at] = u32::reinterpret(select(empty, nothing, log));
+        }
+        if mine + 8usize < queries {
+            let log = tops.1 * scale + f32::ln(select(empty8, 1.0f32, total8));
+            lse[at + 8usize] = u32::reinterpret(select(empty8, nothing, log));
+        }
+    }
+}
+
 /// Passes over a tile.
 #[cube]
 fn pass(room: &Room, tile: u32) {
@@ -313,18 +379,15 @@ fn compute<N: Size, S: Size, W: Size>(
     nothing: f32,
     #[comptime] how: How,
 ) {
-    let (heads, queries, keys, size) = (
+    let (heads, queries, keys) = (
         *numbers.index(0usize),
         *numbers.index(2usize),
         *numbers.index(3usize),
-        *numbers.index(4usize),
     );
     let (columns, bytes) = comptime!((how.columns, how.tile() as u32));
-    let (scores_count, sums_count, turned) =
-        comptime!((how.scores(), how.sums(), how.columns * 128));
+    let (scores_count, sums_count) = comptime!((how.scores(), how.sums()));
     let (group_row, thread_row) = place_of_thread();
-    let lane = UNIT_POS as usize % 32usize;
-    let q_at = descriptor(room.queries + group_row as u32 * 128u32, 0usize);
+    let q_at = room.queries + group_row as u32 * 128u32;
     let factor = scale * std::f32::consts::LOG2_E;
     let all = pieces(numbers, how);
     let mut number = CUBE_POS;
@@ -334,18 +397,7 @@ fn compute<N: Size, S: Size, W: Size>(
         let piece = piece(buffers, numbers, number, how);
         let top_row = piece.row + group_row;
         let mine = top_row + thread_row;
-        // How many keys a query sees, the least of this warp group, and the most.
-        let (sight, sight8, least, most) = if comptime!(how.causal) {
-            (
-                max(mine + 1usize + keys, queries) - queries,
-                max(mine + 9usize + keys, queries) - queries,
-                max(top_row + 1usize + keys, queries) - queries,
-                max(top_row + 64usize + keys, queries) - queries,
-            )
-        } else {
-            (keys, keys, keys, keys)
-        };
-        let (sight, sight8, least) = (min(sight, keys), min(sight8, keys), min(least, keys));
+        let (sights, least, most) = sights(top_row, mine, queries, keys, how);
         let batch = piece.line / heads;
         let span = span_of(buffers, numbers, batch, min(top_row, queries - 1usize), how);
         let most = select(
@@ -379,10 +431,9 @@ fn compute<N: Size, S: Size, W: Size>(
             wait_for(barrier(room.barriers, tile, KEYS_THERE), turn(tile));
             see_brought();
             let at = room.keys + tile % STAGES * bytes;
-            let begun = score::<S>(q_at, descriptor(at, 0usize), how);
-            let scores = settle::<S>(begun, scores_count, 0usize);
+            let begun = score::<S>(q_at, at, how);
+            let scores = settle::<S>(begun, scores_count, 0usize, how);
             arrive(barrier(room.barriers, tile, KEYS_READ));
-            let sights = (sight, sight8);
             let mut column = begin;
             let scores = hide::<S>(buffers, scores, column, least, sights, &own, how);
             let (scores, tops, _, added) = soften::<S>(scores, (top, top8), factor, how);
@@ -400,10 +451,10 @@ fn compute<N: Size, S: Size, W: Size>(
                 wait_for(barrier(room.barriers, before, VALUES_THERE), turn(before));
                 see_brought();
                 let at = room.keys + tile % STAGES * bytes;
-                let begun = score::<S>(q_at, descriptor(at, 0usize), how);
+                let begun = score::<S>(q_at, at, how);
                 let at = room.values + before % STAGES * bytes;
-                let adding = weigh::<N, W>(sums, weights, descriptor(at, turned), how);
-                let scores = settle::<S>(begun, scores_count, 1usize);
+                let adding = weigh::<N, W>(sums, weights, at, how);
+                let scores = settle::<S>(begun, scores_count, 1usize, how);
                 arrive(barrier(room.barriers, tile, KEYS_READ));
                 let scores = hide::<S>(buffers, scores, column, least, sights, &own, how);
                 let (scores, tops, shrinks, added) = soften::<S>(scores, (top, top8), factor, how);
@@ -414,7 +465,7 @@ fn compute<N: Size, S: Size, W: Size>(
                 // They have long been there. But the compiler would wait for the sums before it makes
                 // weights, and does not move that over a wait.
                 wait_for(barrier(room.barriers, before, VALUES_THERE), turn(before));
-                sums = settle::<N>(adding, sums_count, 0usize);
+                sums = settle::<N>(adding, sums_count, 0usize, how);
                 arrive(barrier(room.barriers, before, VALUES_READ));
                 sums = shrunk::<N>(sums, shrinks, sums_count);
                 weights = words::<S, W>(scores, how);
@@ -424,8 +475,8 @@ fn compute<N: Size, S: Size, W: Size>(
             wait_for(barrier(room.barriers, tile, VALUES_THERE), turn(tile));
             see_brought();
             let at = room.values + tile % STAGES * bytes;
-            let adding = weigh::<N, W>(sums, weights, descriptor(at, turned), how);
-            sums = settle::<N>(adding, sums_count, 0usize);
+            let adding = weigh::<N, W>(sums, weights, at, how);
+            sums = settle::<N>(adding, sums_count, 0usize, how);
             arrive(barrier(room.barriers, tile, VALUES_READ));
             tile += 1u32;
         } else if count > 0usize {
@@ -437,24 +488,10 @@ fn compute<N: Size, S: Size, W: Size>(
             tile += 1u32;
         }
 
-        let (total, total8) = (sum_of(total), sum_of(total8));
-        let (empty, empty8) = (total == 0.0f32, total8 == 0.0f32);
-        let by = select(empty, 0.0f32, 1.0f32 / total);
-        let by8 = select(empty8, 0.0f32, 1.0f32 / total8);
-        let query_head = piece.line % heads;
-        let place = place(numbers, batch, query_head, 0usize);
-        store::<N>(out, &sums, place, mine, queries, size, (by, by8), how);
-        if lane % 4usize == 0usize {
-            let at = piece.line * queries + mine;
-            if mine < queries {
-                let log = top * scale + f32::ln(select(empty, 1.0f32, total));
-                lse[at] = u32::reinterpret(select(empty, nothing, log));
-            }
-            if mine + 8usize < queries {
-                let log = top8 * scale + f32::ln(select(empty8, 1.0f32, total8));
-                lse[at + 8usize] = u32::reinterpret(select(empty8, nothing, log));
-            }
-        }
+        let (tops, totals) = ((top, top8), (total, total8));
+        finish::<N>(
+            out, lse, &sums, tops, totals, &piece, mine, numbers, scale, nothing, how,
+        );
         number += CUBE_COUNT;
     }
 }
@@ -462,18 +499,13 @@ fn compute<N: Size, S: Size, W: Size>(
 #[cube]
 fn run<N: Size, S: Size, W: Size>(
     buffers: &Sequence<Box<[u32]>>,
-    out: &mut [u32],
+    out: u64,
     lse: &mut [u32],
     numbers: &Sequence<usize>,
     scale: f32,
     nothing: f32,
     #[comptime] how: How,
 ) {
-    // It is written to by its address; this keeps it an output.
-    if *numbers.index(2usize) == 0usize {
-        out[0] = 0u32;
-    }
-    let out = address_mut(out);
     let tiles = comptime!(2 * STAGES as usize * how.tile());
     let memory = Shared::<[u32]>::new_aligned_slice(
         comptime!((how.own() + tiles + 8 * BARRIERS as usize + 1024) / 4),
@@ -518,11 +550,47 @@ pub(in crate::attention) fn forward(
     #[comptime] how: How,
 ) {
     share(how);
-    if comptime!(how.blocks == 1 && how.columns == 64) {
-        run::<Const<32>, Const<32>, Const<16>>(buffers, out, lse, numbers, scale, nothing, how);
-    } else if comptime!(how.blocks == 1) {
+    // It is written to by its address; this keeps it an output.
+    if *numbers.index(2usize) == 0usize {
+        out[0] = 0u32;
+    }
+    let out = address_mut(out);
+    let (sums, scores, words) = comptime!((how.sums(), how.scores(), how.words()));
+    if comptime!(how.suppliers == 0 && words == 8) {
+        joint::run::<Const<128>, Const<16>, Const<8>>(
+            buffers, out, lse, numbers, scale, nothing, how,
+        );
+    } else if comptime!(how.suppliers == 0 && scores == 16) {
+        joint::run::<Const<64>, Const<16>, Const<16>>(
+            buffers, out, lse, numbers, scale, nothing, how,
+        );
+    } else if comptime!(how.suppliers == 0 && (sums, words) == (16, 32)) {
+        joint::run::<Const<16>, Const<32>, Const<32>>(
+            buffers, out, lse, numbers, scale, nothing, how,
+        );
+    } else if comptime!(how.suppliers == 0 && (sums, words) == (32, 32)) {
+        joint::run::<Const<32>, Const<32>, Const<32>>(
+            buffers, out, lse, numbers, scale, nothing, how,
+        );
+    } else if comptime!(how.suppliers == 0 && words == 32) {
+        joint::run::<Const<64>, Const<32>, Const<32>>(
+            buffers, out, lse, numbers, scale, nothing, how,
+        );
+    } else if comptime!(how.suppliers == 0 && sums == 32) {
+        joint::run::<Const<32>, Const<32>, Const<16>>(
+            buffers, out, lse, numbers, scale, nothing, how,
+        );
+    } else if comptime!(how.suppliers == 0 && sums == 64) {
+        joint::run::<Const<64>, Const<32>, Const<16>>(
+            buffers, out, lse, numbers, scale, nothing, how,
+        );
+    } else if comptime!(how.suppliers == 0) {
+        joint::run::<Const<128>, Const<32>, Const<16>>(
+            buffers, out, lse, numbers, scale, nothing, how,
+        );
+    } else if comptime!(sums == 32) {
         run::<Const<32>, Const<64>, Const<32>>(buffers, out, lse, numbers, scale, nothing, how);
-    } else if comptime!(how.blocks == 2) {
+    } else if comptime!(sums == 64) {
         run::<Const<64>, Const<64>, Const<32>>(buffers, out, lse, numbers, scale, nothing, how);
     } else {
         run::<Const<128>, Const<32>, Const<16>>(buffers, out, lse, numbers, scale, nothing, how);

@@ -4,8 +4,8 @@
 //! gradient of the scores is `P * (G V' - D)`. Rows are queries, or keys: then everything is turned,
 //! so that keys' rows are the left operands.
 
+mod joint;
 mod rows;
-mod small;
 
 use super::{How, STAGES, barrier, bring_rows, head, piece_of, share, span_of, stride, turn};
 use crate::{
@@ -193,11 +193,11 @@ fn supply(
         let piece = piece(buffers, numbers, number, how);
         if piece.tiles > 0usize {
             wait_for(barrier(room.barriers, 0u32, OWN_READ), done % 2u32 ^ 1u32);
-            let from = head(buffers, numbers, piece.batch, piece.head, own_a);
+            let from = head(buffers, numbers, piece.batch, piece.head, own_a, how);
             let step = stride(numbers, own_a);
             bring_rows(from, step, piece.row, own_rows, size, room.own, rows, how);
             if comptime!(how.slopes) {
-                let from = head(buffers, numbers, piece.batch, piece.head, own_b);
+                let from = head(buffers, numbers, piece.batch, piece.head, own_b, how);
                 let step = stride(numbers, own_b);
                 let to = room.own + comptime!(how.own() as u32);
                 bring_rows(from, step, piece.row, own_rows, size, to, rows, how);
@@ -207,8 +207,8 @@ fn supply(
             let mut this_head = 0usize;
             while this_head < piece.heads {
                 let tile_head = piece.first_head + this_head;
-                let a_base = head(buffers, numbers, piece.batch, tile_head, tile_a);
-                let b_base = head(buffers, numbers, piece.batch, tile_head, tile_b);
+                let a_base = head(buffers, numbers, piece.batch, tile_head, tile_a, how);
+                let b_base = head(buffers, numbers, piece.batch, tile_head, tile_b, how);
                 let line = (piece.batch * heads + tile_head) * queries;
                 let mut index = 0usize;
                 while index < piece.tiles {
@@ -323,8 +323,25 @@ pub(in crate::attention) fn gradient(
     }
     let outputs = (first, second);
     share(how);
-    if comptime!(how.suppliers == 0) {
-        small::run::<Const<32>, Const<32>, Const<16>>(buffers, stats, outputs, numbers, scale, how);
+    let (sums, scores, words) = comptime!((how.sums(), how.scores(), how.words()));
+    if comptime!(how.suppliers == 0 && words == 8) {
+        joint::run::<Const<128>, Const<16>, Const<8>>(buffers, stats, outputs, numbers, scale, how);
+    } else if comptime!(how.suppliers == 0 && scores == 16) {
+        joint::run::<Const<64>, Const<16>, Const<16>>(buffers, stats, outputs, numbers, scale, how);
+    } else if comptime!(how.suppliers == 0 && (sums, words) == (16, 32)) {
+        joint::run::<Const<16>, Const<32>, Const<32>>(buffers, stats, outputs, numbers, scale, how);
+    } else if comptime!(how.suppliers == 0 && (sums, words) == (32, 32)) {
+        joint::run::<Const<32>, Const<32>, Const<32>>(buffers, stats, outputs, numbers, scale, how);
+    } else if comptime!(how.suppliers == 0 && words == 32) {
+        joint::run::<Const<64>, Const<32>, Const<32>>(buffers, stats, outputs, numbers, scale, how);
+    } else if comptime!(how.suppliers == 0 && sums == 32) {
+        joint::run::<Const<32>, Const<32>, Const<16>>(buffers, stats, outputs, numbers, scale, how);
+    } else if comptime!(how.suppliers == 0 && sums == 64) {
+        joint::run::<Const<64>, Const<32>, Const<16>>(buffers, stats, outputs, numbers, scale, how);
+    } else if comptime!(how.suppliers == 0) {
+        joint::run::<Const<128>, Const<32>, Const<16>>(
+            buffers, stats, outputs, numbers, scale, how,
+        );
     } else if comptime!(how.blocks == 2 && how.columns == 64) {
         run::<Const<64>, Const<32>, Const<16>>(buffers, stats, outputs, numbers, scale, how);
     } else if comptime!(how.blocks == 2) {

@@ -3,17 +3,15 @@
 use super::{OWN_READ, OWN_THERE, Room, TILE_READ, TILE_THERE, piece, pieces, span_of};
 use crate::{
     attention::{
-        Goal, LOWEST,
-        hopper::{
+        Goal, LOWEST, place,
+        tensor::{
             How, STAGES, barrier, head, of_documents, own_documents, place_of_thread, score,
             settle, store, stride, sum_of, turn, weigh,
         },
-        place,
     },
-    hopper::{
-        arrive, descriptor, exp2, get2_shared, get4, pack, put1, see_brought, unpack, wait_for,
-    },
+    hopper::{arrive, exp2, get2_shared, get4, pack, put1, see_brought, unpack, wait_for},
 };
+use anymesh_kernel::DType;
 use cubecl::prelude::*;
 
 /// More than any log-sum-exp: under it, weights are nothing.
@@ -38,23 +36,28 @@ pub(super) fn mean_rise(
 ) -> f32 {
     let (queries, size) = (*numbers.index(2usize), *numbers.index(4usize));
     let lane = UNIT_POS as usize % 4usize;
+    let element = comptime!(how.dtype.size() as u64);
     let query = min(query, queries - 1usize);
-    let grad = head(buffers, numbers, batch, own_head, how.grad)
-        + u64::cast_from(query * stride(numbers, how.grad)) * 2u64;
-    let out = head(buffers, numbers, batch, own_head, how.out)
-        + u64::cast_from(query * stride(numbers, how.out)) * 2u64;
+    let grad = head(buffers, numbers, batch, own_head, how.grad, how)
+        + u64::cast_from(query * stride(numbers, how.grad)) * element;
+    let out = head(buffers, numbers, batch, own_head, how.out, how)
+        + u64::cast_from(query * stride(numbers, how.out)) * element;
     let mut sum = 0.0f32;
     #[unroll]
     for i in 0..comptime!(how.blocks * 2) {
-        let feature = (lane + comptime!(4 * i)) * 8usize;
+        let feature = (lane + comptime!(4 * i)) * comptime!(how.chunk());
         if feature < size {
-            let at = u64::cast_from(feature) * 2u64;
+            let at = u64::cast_from(feature) * element;
             let (grads, outs) = (get4(grad + at), get4(out + at));
             #[unroll]
             for word in 0..4usize {
                 let (a, b) = (grads.extract(word), outs.extract(word));
-                sum += unpack(a, false, how.dtype) * unpack(b, false, how.dtype);
-                sum += unpack(a, true, how.dtype) * unpack(b, true, how.dtype);
+                if comptime!(how.dtype == DType::F32) {
+                    sum += f32::reinterpret(a) * f32::reinterpret(b);
+                } else {
+                    sum += unpack(a, false, how.dtype) * unpack(b, false, how.dtype);
+                    sum += unpack(a, true, how.dtype) * unpack(b, true, how.dtype);
+                }
             }
         }
     }
@@ -103,13 +106,12 @@ pub(super) fn compute<N: Size, S: Size, W: Size>(
         *numbers.index(3usize),
         *numbers.index(4usize),
     );
-    let (columns, bytes, turned) = comptime!((how.columns, how.tile() as u32, how.columns * 128));
+    let (columns, bytes) = comptime!((how.columns, how.tile() as u32));
     let (scores_count, sums_count) = comptime!((how.scores(), how.sums()));
     let (group_row, thread_row) = place_of_thread();
     let lane = UNIT_POS as usize % 32usize;
     let own_at = room.own + group_row as u32 * 128u32;
-    let a_at = descriptor(own_at, 0usize);
-    let b_at = descriptor(own_at + comptime!(how.own() as u32), 0usize);
+    let b_at = own_at + comptime!(how.own() as u32);
     let factor = scale * std::f32::consts::LOG2_E;
     let mine_first = lane % 4usize * 2usize;
     let (own_rows, all) = pieces(numbers, how);
@@ -200,15 +202,15 @@ pub(super) fn compute<N: Size, S: Size, W: Size>(
                 see_brought();
                 let stage = tile % STAGES;
                 let at = room.tiles + stage * comptime!(2 * bytes);
-                let scores = score::<S>(a_at, descriptor(at, 0usize), how);
+                let scores = score::<S>(own_at, at, how);
                 let rises = if comptime!(how.slopes) {
-                    score::<S>(b_at, descriptor(at + bytes, 0usize), how)
+                    score::<S>(b_at, at + bytes, how)
                 } else {
                     Vector::<f32, S>::new(0.0f32)
                 };
-                let mut scores = settle::<S>(scores, scores_count, 0usize);
+                let mut scores = settle::<S>(scores, scores_count, 0usize, how);
                 let rises = if comptime!(how.slopes) {
-                    settle::<S>(rises, scores_count, 0usize)
+                    settle::<S>(rises, scores_count, 0usize, how)
                 } else {
                     rises
                 };
@@ -272,14 +274,13 @@ pub(super) fn compute<N: Size, S: Size, W: Size>(
                     }
                 }
                 if comptime!(how.values) {
-                    let to = descriptor(at + bytes, turned);
-                    values = weigh::<N, W>(values, weights, to, how);
+                    values = weigh::<N, W>(values, weights, at + bytes, how);
                 }
                 if comptime!(how.slopes) {
-                    slopes = weigh::<N, W>(slopes, changes, descriptor(at, turned), how);
+                    slopes = weigh::<N, W>(slopes, changes, at, how);
                 }
-                slopes = settle::<N>(slopes, sums_count, 0usize);
-                values = settle::<N>(values, sums_count, 0usize);
+                slopes = settle::<N>(slopes, sums_count, 0usize, how);
+                values = settle::<N>(values, sums_count, 0usize, how);
             }
             arrive(barrier(room.barriers, tile, TILE_READ));
             tile += 1u32;

@@ -1,10 +1,12 @@
-//! Attention of 16-bit floats on the tensor cores of Hopper GPUs.
+//! Attention on the tensor cores of NVIDIA's GPUs.
 //!
 //! A warp group has 64 rows: queries, or keys for their gradients; all rows of a cube are of one
-//! head. The other side comes in tiles: threads that do nothing else bring them, as far ahead as there
-//! is room, and barriers in shared memory say what is there and what is no longer needed. So warp
-//! groups go at their own pace, and while one makes weights, the tensor cores have work of another;
-//! for the result also of the same one.
+//! head. The other side comes in tiles. Where Hopper's cores multiply on their own, threads that do
+//! nothing else bring tiles, as far ahead as there is room, and barriers in shared memory say what is
+//! there and what is no longer needed. So warp groups go at their own pace, and while one makes
+//! weights, the tensor cores have work of another; for the result also of the same one. Where warps
+//! multiply (`mma.rs`), or cubes are small, all threads bring the next tile while they use this one
+//! (`joint.rs`).
 //!
 //! Scores stay in registers: the threads that hold a row are four neighbours. What they become, rounded
 //! to the operands' dtype as it would be for a product in memory, is the left operand of the next
@@ -13,12 +15,17 @@
 
 pub(super) mod backward;
 pub(super) mod forward;
+mod mma;
+mod wgmma;
 
 use super::{
     Goal, Operand, Sizes,
     documents::{Span, first_of, span},
 };
-use crate::hopper::{address, bring, kind, moves, now, pack, put4, registers, trade};
+use crate::{
+    Cores,
+    hopper::{address, bring, pack, put4, trade},
+};
 use anymesh_kernel::{DType, View, backend::AttentionCall};
 use cubecl::prelude::*;
 
@@ -26,11 +33,12 @@ use cubecl::prelude::*;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct How {
     goal: Goal,
+    cores: Cores,
     dtype: DType,
     causal: bool,
     /// Where the documents are among the buffers.
     documents: Option<usize>,
-    /// Size of a head, in blocks of 64 features.
+    /// Size of a head, in blocks of 128 bytes.
     blocks: usize,
     /// Steps of 16 features that there are.
     steps: usize,
@@ -60,52 +68,100 @@ pub(super) struct How {
 /// Where an operand is among the buffers, and its offset and strides among the numbers.
 type Place = (usize, usize);
 
+/// Warp groups that compute, columns of a tile, and cubes that are to share a multiprocessor.
+type Form = (usize, usize, usize);
+
 impl How {
     /// A launch for `goal`: how many warp groups there are, how wide tiles are and how many cubes
-    /// share a multiprocessor is what fits in registers and in shared memory.
-    pub(super) fn new(goal: Goal, how: &super::How, size: usize, packed: bool) -> Self {
-        let place = |operand: &Operand| (operand.buffer, operand.first);
+    /// share a multiprocessor is what fits in registers and in shared memory. None where nothing does.
+    fn new(goal: Goal, call: &AttentionCall, cores: Cores, room: usize) -> Option<Self> {
+        let (size, dtype) = (Sizes::new(call).size, call.q.dtype);
+        // Only 16-bit operands can be turned on their way to Hopper's.
+        let cores = if dtype == DType::F32 {
+            Cores::Mma
+        } else {
+            cores
+        };
         // What a thread holds of a row is a power of two.
-        let blocks = size.div_ceil(64).next_power_of_two();
-        // Measured. Of the result, and where sums fill the registers, the tallest tiles, with threads
-        // that bring them; of the gradients of small heads short ones, whose cubes hide each other's
-        // waits.
-        let (groups, columns, cubes) = match (goal, blocks) {
-            (Goal::Result, 1) => (3, 128, 1),
-            (Goal::Query, 1) => (1, 64, 4),
-            (Goal::Key, 1) => (1, 64, 3),
-            (Goal::Result | Goal::Query, 2) => (2, 128, 1),
-            (Goal::Result, _) | (_, 1 | 2) => (2, 64, 1),
-            _ => (1, 64, 1),
+        let blocks = (size * dtype.size()).div_ceil(128).next_power_of_two();
+        let with = |(groups, columns, cubes): Form| {
+            let small = goal != Goal::Result && blocks == 1;
+            let supplied = cores == Cores::Wgmma && !small;
+            // All that a multiprocessor has; where there is one warp group, the compiler's are enough.
+            let registers = match groups {
+                _ if !supplied => (0, 0),
+                1 => (0, 0),
+                2 => (40, 232),
+                _ => (32, 160),
+            };
+            Self {
+                goal,
+                cores,
+                dtype,
+                causal: call.causal,
+                documents: None,
+                blocks,
+                steps: size.div_ceil(16),
+                groups,
+                suppliers: if supplied { 128 } else { 0 },
+                registers,
+                columns,
+                cubes,
+                slopes: goal != Goal::Value,
+                values: goal == Goal::Value || (goal == Goal::Key && size <= 128),
+                packed: false,
+                q: (0, 0),
+                k: (0, 0),
+                v: (0, 0),
+                grad: (0, 0),
+                out: (0, 0),
+            }
         };
-        let small = goal != Goal::Result && blocks == 1;
-        // All that a multiprocessor has; where there is one warp group, the compiler's are enough.
-        let registers = match groups {
-            1 => (0, 0),
-            2 => (40, 232),
-            _ => (32, 160),
-        };
-        Self {
-            goal,
-            dtype: how.q.dtype,
-            causal: how.causal,
-            documents: how.documents,
-            blocks,
-            steps: size.div_ceil(16),
-            groups,
-            suppliers: if small { 0 } else { 128 },
-            registers,
-            columns,
-            cubes,
-            slopes: goal != Goal::Value,
-            values: goal == Goal::Value || (goal == Goal::Key && blocks < 4),
-            packed,
-            q: place(&how.q),
-            k: place(&how.k),
-            v: place(&how.v),
-            grad: place(&how.grad),
-            out: place(&how.out),
+        let mut forms = Self::forms(goal, cores, dtype, blocks)
+            .iter()
+            .map(|form| with(*form));
+        forms.find(|how| how.shared() <= room)
+    }
+
+    /// Measured; the next one where a multiprocessor has no room for the first.
+    ///
+    /// For Hopper's cores, of the result, and where sums fill the registers, the tallest tiles, with
+    /// threads that bring them; of the gradients of small heads short ones, whose cubes hide each
+    /// other's waits.
+    fn forms(goal: Goal, cores: Cores, dtype: DType, blocks: usize) -> &'static [Form] {
+        match (cores, goal, blocks) {
+            (Cores::Wgmma, Goal::Result, 1) => &[(3, 128, 1)],
+            (Cores::Wgmma, Goal::Query, 1) => &[(1, 64, 4)],
+            (Cores::Wgmma, Goal::Key, 1) => &[(1, 64, 3)],
+            (Cores::Wgmma, Goal::Result | Goal::Query, 2) => &[(2, 128, 1)],
+            (Cores::Wgmma, Goal::Result, _) | (Cores::Wgmma, _, 1 | 2) => &[(2, 64, 1)],
+            (Cores::Wgmma, ..) => &[(1, 64, 1)],
+            (Cores::Mma, Goal::Result, 1) => &[(2, 64, 2)],
+            (Cores::Mma, Goal::Result, 2) if dtype == DType::F32 => &[(2, 64, 2), (1, 64, 1)],
+            (Cores::Mma, Goal::Result, _) => &[(2, 64, 1), (1, 64, 1), (1, 32, 1)],
+            (Cores::Mma, Goal::Query, 1) => &[(1, 64, 4)],
+            (Cores::Mma, _, 1) => &[(1, 64, 3)],
+            (Cores::Mma, _, 2) => &[(1, 64, 2)],
+            (Cores::Mma, ..) => &[(1, 64, 1), (1, 32, 1)],
         }
+    }
+
+    /// This launch with its operands in their places.
+    pub(super) fn placed(mut self, how: &super::How, packed: bool) -> Self {
+        let place = |operand: &Operand| (operand.buffer, operand.first);
+        self.documents = how.documents;
+        self.packed = packed;
+        self.q = place(&how.q);
+        self.k = place(&how.k);
+        self.v = place(&how.v);
+        self.grad = place(&how.grad);
+        self.out = place(&how.out);
+        self
+    }
+
+    /// What the launch computes.
+    pub(super) fn goal(self) -> Goal {
+        self.goal
     }
 
     /// Whether one launch gives the gradients for keys and for values.
@@ -139,9 +195,10 @@ impl How {
 
     /// Cubes that a launch needs for so many pieces of work, on so many multiprocessors. For the result
     /// each takes one piece after the other, and what the next one needs comes while one ends. Pieces
-    /// of gradients differ more and take longer: they go to whichever multiprocessor is free.
+    /// of gradients differ more and take longer, and threads that bring what they use would wait: they go
+    /// to whichever multiprocessor is free.
     pub(super) fn launched(self, pieces: usize, processors: usize) -> usize {
-        if self.goal == Goal::Result {
+        if self.goal == Goal::Result && self.suppliers > 0 {
             pieces.min(processors * self.cubes)
         } else {
             pieces
@@ -167,87 +224,88 @@ impl How {
         self.columns * self.blocks * 128
     }
 
+    /// Bytes of all that a cube has in shared memory, and 1 KiB to begin at a multiple of it.
+    fn shared(self) -> usize {
+        let own = if self.goal == Goal::Result { 1 } else { 2 };
+        let tiles = 2 * STAGES as usize * self.tile();
+        // Two numbers of each column in each stage, for gradients, and barriers.
+        let rest = STAGES as usize * 8 * self.columns + 128;
+        own * self.own() + tiles + rest + 1024
+    }
+
+    /// Elements of a chunk of 16 bytes.
+    fn chunk(self) -> usize {
+        16 / self.dtype.size()
+    }
+
     /// Scores of a thread.
     fn scores(self) -> usize {
         self.columns / 2
     }
 
-    /// Sums of a thread: two rows, eight apart, and two neighbouring features of every eight.
+    /// Words that weights of so many columns are.
+    fn words(self) -> usize {
+        self.scores() * self.dtype.size() / 4
+    }
+
+    /// Sums of a thread: two rows, eight apart, and a fourth of the features.
     fn sums(self) -> usize {
-        self.blocks * 32
+        self.blocks * 4 * self.chunk()
     }
 }
 
-/// Whether these kernels are for such a call: heads of one size, in chunks of 16 bytes.
-pub(super) fn fits(call: &AttentionCall) -> bool {
-    let sizes = Sizes::new(call);
+/// How the goals of a call are computed on these cores, by a device with so much shared memory for a
+/// cube; none where they are not: heads must have one size, and lie in chunks of 16 bytes.
+pub(super) fn how<const GOALS: usize>(
+    call: &AttentionCall,
+    goals: [Goal; GOALS],
+    cores: Option<Cores>,
+    room: usize,
+) -> Option<[How; GOALS]> {
+    let (sizes, dtype) = (Sizes::new(call), call.q.dtype);
+    let widest = match dtype {
+        DType::BF16 | DType::F16 => 256,
+        DType::F32 => 128,
+        _ => return None,
+    };
     let operands = [&call.q, &call.k, &call.v];
     // Maxima are found before scores are scaled.
     let scale = call.scale > 0.0 && call.scale.is_finite();
-    matches!(call.q.dtype, DType::BF16 | DType::F16)
-        && scale
-        && operands.iter().all(|view| view.dtype == call.q.dtype)
-        && (16..=256).contains(&sizes.size)
-        && sizes.size.is_multiple_of(8)
+    let fits = scale
+        && operands.iter().all(|view| view.dtype == dtype)
+        && (16..=widest).contains(&sizes.size)
+        && sizes.size.is_multiple_of(16 / dtype.size())
         && sizes.value_size == sizes.size
-        && operands.into_iter().all(in_chunks)
+        && operands.into_iter().all(in_chunks);
+    let cores = cores.filter(|_| fits)?;
+    let mut all = goals
+        .into_iter()
+        .filter_map(|goal| How::new(goal, call, cores, room));
+    let mut made = [all.next()?; GOALS];
+    for how in &mut made[1..] {
+        *how = all.next()?;
+    }
+    Some(made)
 }
 
 /// Whether rows of heads are made of chunks of 16 bytes.
 pub(super) fn in_chunks(view: &View) -> bool {
     let layout = &view.layout;
-    let outer = &layout.strides[..3];
+    let (outer, chunk) = (&layout.strides[..3], 16 / view.dtype.size());
     layout.strides[3] == 1
-        && layout.offset.is_multiple_of(8)
-        && outer.iter().all(|s| *s >= 0 && s % 8 == 0)
+        && layout.offset.is_multiple_of(chunk)
+        && outer.iter().all(|s| *s >= 0 && *s as usize % chunk == 0)
 }
 
-/// Begins the products of 64 own rows with a tile's, in PTX: results, then the two descriptors.
-fn score_text(how: How) -> String {
-    let (count, columns, kind) = (how.scores(), how.columns, kind(how.dtype));
-    let list = registers(0, count).join(", ");
-    let (own, tile) = (count, count + 1);
-    let mut text = String::from("{ .reg .pred p; .reg .u64 a, b; wgmma.fence.sync.aligned;\n");
-    for i in 0..how.steps {
-        // 16 features further: 32 bytes along the line, and then the next block of 64.
-        let at = |lines: usize| (i / 4 * lines * 128 + i % 4 * 32) / 16;
-        let (a, b, on) = (at(how.rows()), at(columns), u8::from(i > 0));
-        text += &format!(
-            "add.u64 a, %{own}, {a}; add.u64 b, %{tile}, {b}; setp.ne.b32 p, {on}, 0;\n\
-             wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} {{{list}}}, a, b, p, 1, 1, 0, 0;\n"
-        );
-    }
-    text + "wgmma.commit_group.sync.aligned; }"
-}
-
-/// Begins the products of 64 own rows with a tile's. Nothing may touch them before [`settle`].
+/// Begins the products of a warp group's rows, of which the first is at `own`, with a tile's. Nothing
+/// may touch them before [`settle`].
 #[cube]
-fn score<S: Size>(own: u64, tile: u64, #[comptime] how: How) -> Vector<f32, S> {
-    let text = comptime!(score_text(how));
-    let out: Vector<f32, S>;
-    gpu_asm!("{text} // {o} {a} {b}", o = out(_) out, a = in(_) own, b = in(_) tile);
-    out
-}
-
-/// Begins to add a tile's rows, weighted, to the sums, in PTX.
-fn weigh_text(how: How) -> String {
-    let (count, words, kind) = (how.sums(), how.scores() / 2, kind(how.dtype));
-    let list = registers(0, count).join(", ");
-    let weights = registers(2 * count, words);
-    let tile = 2 * count + words;
-    let mut text = String::from("{ .reg .pred p; .reg .u64 b; setp.ne.b32 p, 1, 0;\n");
-    text += &moves(count);
-    text += "wgmma.fence.sync.aligned;\n";
-    for (i, four) in weights.chunks(4).enumerate() {
-        // 16 columns further: 16 lines.
-        let (b, four) = (i * 128, four.join(", "));
-        text += &format!(
-            "add.u64 b, %{tile}, {b};\n\
-             wgmma.mma_async.sync.aligned.m64n{}k16.f32.{kind}.{kind} {{{list}}}, {{{four}}}, b, p, 1, 1, 1;\n",
-            how.blocks * 64
-        );
+fn score<S: Size>(own: u32, tile: u32, #[comptime] how: How) -> Vector<f32, S> {
+    if comptime!(how.cores == Cores::Wgmma) {
+        wgmma::score::<S>(own, tile, how)
+    } else {
+        mma::score::<S>(own, tile, how)
     }
-    text + "wgmma.commit_group.sync.aligned; }"
 }
 
 /// Begins to add a tile's rows, weighted, to the sums. Nothing may touch these before [`settle`].
@@ -255,17 +313,29 @@ fn weigh_text(how: How) -> String {
 fn weigh<N: Size, W: Size>(
     sums: Vector<f32, N>,
     weights: Vector<u32, W>,
-    tile: u64,
+    tile: u32,
     #[comptime] how: How,
 ) -> Vector<f32, N> {
-    let text = comptime!(weigh_text(how));
-    let (sums, weights) = (now(&sums), now(&weights));
-    let out: Vector<f32, N>;
-    gpu_asm!(
-        "{text} // {o} {c} {w} {v}",
-        o = out(_) out, c = in(_) sums, w = in(_) weights, v = in(_) tile
-    );
-    out
+    if comptime!(how.cores == Cores::Wgmma) {
+        wgmma::weigh::<N, W>(sums, weights, tile, how)
+    } else {
+        mma::weigh::<N, W>(sums, weights, tile, how)
+    }
+}
+
+/// What a product gives once at most `pending` later ones are under way.
+#[cube]
+fn settle<N: Size>(
+    values: Vector<f32, N>,
+    #[comptime] count: usize,
+    #[comptime] pending: usize,
+    #[comptime] how: How,
+) -> Vector<f32, N> {
+    if comptime!(how.cores == Cores::Wgmma) {
+        wgmma::settle::<N>(values, count, pending)
+    } else {
+        values
+    }
 }
 
 /// Says how many cubes are to share a multiprocessor: the compiler keeps to the registers that there
@@ -276,21 +346,22 @@ fn share(#[comptime] how: How) {
     gpu_asm!("{text}");
 }
 
-/// What a product gives once at most `pending` later ones are under way.
+/// Where a chunk of a line is among so many: blocks of 128 bytes of all lines follow each other, and
+/// chunks are exchanged so that threads that read several lines at once do not wait for each other.
 #[cube]
-fn settle<N: Size>(
-    values: Vector<f32, N>,
-    #[comptime] count: usize,
-    #[comptime] pending: usize,
-) -> Vector<f32, N> {
-    let text = comptime!(format!(
-        "wgmma.wait_group.sync.aligned {pending};\n{}",
-        moves(count)
-    ));
-    let values = now(&values);
-    let out: Vector<f32, N>;
-    gpu_asm!("{text} // {o} {c}", o = out(_) out, c = in(_) values);
-    out
+fn place_of_chunk(
+    line: usize,
+    chunk: usize,
+    #[comptime] lines: usize,
+    #[comptime] how: How,
+) -> u32 {
+    let by = if comptime!(how.dtype == DType::F32) {
+        mma::swizzle(line as u32)
+    } else {
+        line as u32 % 8u32
+    };
+    (chunk / 8usize * comptime!(lines * 128) + line * 128usize) as u32
+        + (chunk as u32 % 8u32 ^ by) * 16u32
 }
 
 /// Begins to bring `lines` rows of a head from `first` on to shared memory at `to`, zeros behind the
@@ -307,6 +378,7 @@ fn bring_rows(
     #[comptime] how: How,
 ) {
     let per = comptime!(how.blocks * 8);
+    let (chunk_size, element) = comptime!((how.chunk(), how.dtype.size() as u64));
     let (all, threads) = comptime!((lines * per, how.bringing()));
     // Suppliers are the last threads.
     let unit = UNIT_POS as usize - comptime!(how.threads() - how.bringing());
@@ -314,14 +386,11 @@ fn bring_rows(
         // A thread brings the same chunk of lines that are equally far apart: a step for each.
         let apart = comptime!(threads / per);
         let (line, chunk) = (unit / per, unit % per);
-        let place = chunk / 8usize * comptime!(lines * 128)
-            + line * 128usize
-            + ((chunk % 8usize) ^ (line % 8usize)) * 16usize;
-        let to = to + place as u32;
-        let bytes = select(chunk * 8usize < size, 16u32, 0u32);
-        let step = u64::cast_from(stride) * comptime!(2 * apart as u64);
-        let own = base + u64::cast_from(line * stride + chunk * 8usize) * 2u64;
-        let mut from = own + u64::cast_from(first) * u64::cast_from(stride) * 2u64;
+        let to = to + place_of_chunk(line, chunk, lines, how);
+        let bytes = select(chunk * chunk_size < size, 16u32, 0u32);
+        let step = u64::cast_from(stride) * comptime!(element * apart as u64);
+        let own = base + u64::cast_from(line * stride + chunk * chunk_size) * element;
+        let mut from = own + u64::cast_from(first) * u64::cast_from(stride) * element;
         if first + lines <= stop {
             #[unroll]
             for i in 0..comptime!(all / threads) {
@@ -347,14 +416,11 @@ fn bring_rows(
             if comptime!(threads * (i + 1) <= all) || at < all {
                 let (line, chunk) = (at / per, at % per);
                 let row = first + line;
-                let inside = row < stop && chunk * 8usize < size;
-                let from = select(inside, row * stride + chunk * 8usize, 0usize);
-                let place = chunk / 8usize * comptime!(lines * 128)
-                    + line * 128usize
-                    + ((chunk % 8usize) ^ (line % 8usize)) * 16usize;
+                let inside = row < stop && chunk * chunk_size < size;
+                let from = select(inside, row * stride + chunk * chunk_size, 0usize);
                 bring(
-                    to + place as u32,
-                    base + u64::cast_from(from) * 2u64,
+                    to + place_of_chunk(line, chunk, lines, how),
+                    base + u64::cast_from(from) * element,
                     select(inside, 16u32, 0u32),
                 );
             }
@@ -370,12 +436,13 @@ fn head(
     batch: usize,
     head: usize,
     #[comptime] place: Place,
+    #[comptime] how: How,
 ) -> u64 {
     let (buffer, first) = comptime!(place);
     let at = *numbers.index(first)
         + batch * *numbers.index(comptime!(first + 1))
         + head * *numbers.index(comptime!(first + 2));
-    address(buffers.index(buffer)) + u64::cast_from(at) * 2u64
+    address(buffers.index(buffer)) + u64::cast_from(at) * comptime!(how.dtype.size() as u64)
 }
 
 /// From a row of an operand to the next.
@@ -408,26 +475,47 @@ fn store<N: Size>(
             factors.1
         };
         let place = base + at * stride;
-        #[unroll]
-        for four in 0..comptime!(how.blocks * 2) {
-            let mut words = Array::<u32>::new(4usize);
+        if comptime!(how.dtype == DType::F32) {
+            // Of every 32 features a thread has eight.
             #[unroll]
-            for i in 0..4usize {
-                let first = comptime!(16 * four + 4 * i + 2 * half);
-                words[i] = pack(
-                    sums.extract(first) * by,
-                    sums.extract(comptime!(first + 1)) * by,
-                    how.dtype,
-                );
+            for eight in 0..comptime!(how.sums() / 16) {
+                #[unroll]
+                for four in 0..2usize {
+                    let mut words = Array::<u32>::new(4usize);
+                    #[unroll]
+                    for i in 0..4usize {
+                        let sum = sums.extract(comptime!(16 * eight + 4 * i + 2 * half + four));
+                        words[i] = u32::reinterpret(sum * by);
+                    }
+                    let feature = comptime!(32 * eight + 4 * four) + lane % 4usize * 8usize;
+                    if at < rows && feature < size {
+                        let to = to + u64::cast_from(place + feature) * 4u64;
+                        put4(to, words[0], words[1], words[2], words[3]);
+                    }
+                }
             }
-            // Four neighbours have two features of each eight; afterwards one has all of eight.
-            let (w0, w1) = trade(words[0], words[1], lane, 1u32);
-            let (w2, w3) = trade(words[2], words[3], lane, 1u32);
-            let (w0, w2) = trade(w0, w2, lane, 2u32);
-            let (w1, w3) = trade(w1, w3, lane, 2u32);
-            let feature = comptime!(32 * four) + lane % 4usize * 8usize;
-            if at < rows && feature < size {
-                put4(to + u64::cast_from(place + feature) * 2u64, w0, w1, w2, w3);
+        } else {
+            #[unroll]
+            for four in 0..comptime!(how.blocks * 2) {
+                let mut words = Array::<u32>::new(4usize);
+                #[unroll]
+                for i in 0..4usize {
+                    let first = comptime!(16 * four + 4 * i + 2 * half);
+                    words[i] = pack(
+                        sums.extract(first) * by,
+                        sums.extract(comptime!(first + 1)) * by,
+                        how.dtype,
+                    );
+                }
+                // Four neighbours have two features of each eight; afterwards one has all of eight.
+                let (w0, w1) = trade(words[0], words[1], lane, 1u32);
+                let (w2, w3) = trade(words[2], words[3], lane, 1u32);
+                let (w0, w2) = trade(w0, w2, lane, 2u32);
+                let (w1, w3) = trade(w1, w3, lane, 2u32);
+                let feature = comptime!(32 * four) + lane % 4usize * 8usize;
+                if at < rows && feature < size {
+                    put4(to + u64::cast_from(place + feature) * 2u64, w0, w1, w2, w3);
+                }
             }
         }
     }
@@ -603,18 +691,22 @@ fn sum_of(value: f32) -> f32 {
     value + plane_shuffle_xor(value, 2u32)
 }
 
-/// Weights as words of two, in the order of the next product's left operand.
+/// Weights as words, in the order of the next product's left operand.
 #[cube]
 fn words<S: Size, W: Size>(weights: Vector<f32, S>, #[comptime] how: How) -> Vector<u32, W> {
     let mut words = Vector::<u32, W>::empty();
     #[unroll]
-    for i in 0..comptime!(how.scores() / 2) {
-        // Words of a step of 16 columns: both rows of the first eight, then of the others.
-        let (low, high) = (comptime!(2 * i), comptime!(2 * i + 1));
-        words.insert(
-            i,
-            pack(weights.extract(low), weights.extract(high), how.dtype),
-        );
+    for i in 0..comptime!(how.words()) {
+        if comptime!(how.dtype == DType::F32) {
+            words.insert(i, u32::reinterpret(weights.extract(i)));
+        } else {
+            // Words of a step of 16 columns: both rows of the first eight, then of the others.
+            let (low, high) = (comptime!(2 * i), comptime!(2 * i + 1));
+            words.insert(
+                i,
+                pack(weights.extract(low), weights.extract(high), how.dtype),
+            );
+        }
     }
     words
 }

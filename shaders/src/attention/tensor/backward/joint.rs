@@ -1,4 +1,4 @@
-//! The gradients for heads of at most 64: small cubes, of which several share a multiprocessor and hide
+//! The gradients by small cubes, of which several share a multiprocessor where there is room and hide
 //! each other's waits. All their threads bring tiles, the next one while this one is used.
 
 use super::{
@@ -6,15 +6,15 @@ use super::{
     span_of,
 };
 use crate::{
+    Cores,
     attention::{
-        Goal, LOWEST,
-        hopper::{
+        Goal, LOWEST, place,
+        tensor::{
             How, bring_rows, head, of_documents, own_documents, piece_of, place_of_thread, score,
             settle, store, stride, weigh, words,
         },
-        place,
     },
-    hopper::{descriptor, exp2, put1, shared_address},
+    hopper::{exp2, put1, see_brought, shared_address},
 };
 use cubecl::prelude::*;
 
@@ -165,7 +165,7 @@ pub(super) fn run<N: Size, S: Size, W: Size>(
         (0usize.runtime(), 0usize.runtime(), 0usize.runtime())
     };
 
-    let own_first = head(buffers, numbers, batch, own_head, own_a);
+    let own_first = head(buffers, numbers, batch, own_head, own_a, how);
     bring_rows(
         own_first,
         stride(numbers, own_a),
@@ -177,7 +177,7 @@ pub(super) fn run<N: Size, S: Size, W: Size>(
         how,
     );
     if comptime!(how.slopes) {
-        let own_second = head(buffers, numbers, batch, own_head, own_b);
+        let own_second = head(buffers, numbers, batch, own_head, own_b, how);
         let to = own + comptime!(how.own() as u32);
         bring_rows(
             own_second,
@@ -213,8 +213,8 @@ pub(super) fn run<N: Size, S: Size, W: Size>(
             }
         }
     }
-    let mut a_base = head(buffers, numbers, batch, first_head, tile_a);
-    let mut b_base = head(buffers, numbers, batch, first_head, tile_b);
+    let mut a_base = head(buffers, numbers, batch, first_head, tile_a, how);
+    let mut b_base = head(buffers, numbers, batch, first_head, tile_b, how);
     let mut base = (batch * heads + first_head) * queries;
     if all > 0usize {
         bring_rows(
@@ -232,8 +232,7 @@ pub(super) fn run<N: Size, S: Size, W: Size>(
     }
     gpu_asm!("cp.async.commit_group;");
     let own_at = own + group_row as u32 * 128u32;
-    let a_at = descriptor(own_at, 0usize);
-    let b_at = descriptor(own_at + comptime!(how.own() as u32), 0usize);
+    let b_at = own_at + comptime!(how.own() as u32);
     let factor = scale * std::f32::consts::LOG2_E;
     let mine_first = lane % 4usize * 2usize;
     // Products under way beside the one that is waited for.
@@ -253,11 +252,14 @@ pub(super) fn run<N: Size, S: Size, W: Size>(
         let at = tiles + stage * comptime!(2 * tile);
         let next = tiles + (1u32 - stage) * comptime!(2 * tile);
         let later = index + 1usize;
-        gpu_asm!("cp.async.wait_group 0; fence.proxy.async.shared::cta;");
+        gpu_asm!("cp.async.wait_group 0;");
+        if comptime!(how.cores == Cores::Wgmma) {
+            see_brought();
+        }
         sync_cube();
-        let scores = score::<S>(a_at, descriptor(at, 0usize), how);
+        let scores = score::<S>(own_at, at, how);
         let rises = if comptime!(how.slopes) {
-            score::<S>(b_at, descriptor(at + tile, 0usize), how)
+            score::<S>(b_at, at + tile, how)
         } else {
             Vector::<f32, S>::new(0.0f32)
         };
@@ -268,8 +270,8 @@ pub(super) fn run<N: Size, S: Size, W: Size>(
                 then = begin;
                 left = per_head;
                 ahead += 1usize;
-                a_base = head(buffers, numbers, batch, ahead, tile_a);
-                b_base = head(buffers, numbers, batch, ahead, tile_b);
+                a_base = head(buffers, numbers, batch, ahead, tile_a, how);
+                b_base = head(buffers, numbers, batch, ahead, tile_b, how);
                 base += queries;
             }
             bring_rows(a_base, a_stride, then, other_rows, size, next, columns, how);
@@ -284,7 +286,7 @@ pub(super) fn run<N: Size, S: Size, W: Size>(
             }
         }
         gpu_asm!("cp.async.commit_group;");
-        let scores = settle::<S>(scores, scores_count, slopes_pending);
+        let scores = settle::<S>(scores, scores_count, slopes_pending, how);
         let here = stage as usize * comptime!(2 * columns);
         let mut weights = Vector::<f32, S>::empty();
         #[unroll]
@@ -334,11 +336,10 @@ pub(super) fn run<N: Size, S: Size, W: Size>(
         }
         if comptime!(how.values) {
             let words = words::<S, W>(weights, how);
-            let turned = descriptor(at + tile, comptime!(columns * 128));
-            values = weigh::<N, W>(values, words, turned, how);
+            values = weigh::<N, W>(values, words, at + tile, how);
         }
         if comptime!(how.slopes) {
-            let rises = settle::<S>(rises, scores_count, values_pending);
+            let rises = settle::<S>(rises, scores_count, values_pending, how);
             #[unroll]
             for i in 0..comptime!(scores_count / 2) {
                 let (low, high) = (comptime!(2 * i), comptime!(2 * i + 1));
@@ -359,11 +360,10 @@ pub(super) fn run<N: Size, S: Size, W: Size>(
                 );
             }
             let words = words::<S, W>(weights, how);
-            let turned = descriptor(at, comptime!(columns * 128));
-            slopes = weigh::<N, W>(slopes, words, turned, how);
+            slopes = weigh::<N, W>(slopes, words, at, how);
         }
-        slopes = settle::<N>(slopes, sums_count, 0usize);
-        values = settle::<N>(values, sums_count, 0usize);
+        slopes = settle::<N>(slopes, sums_count, 0usize, how);
+        values = settle::<N>(values, sums_count, 0usize, how);
         if comptime!(!by_query) {
             if unit < columns {
                 let to = (1u32 - stage) as usize * comptime!(2 * columns) + unit;
