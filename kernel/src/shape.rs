@@ -3,8 +3,8 @@
 use crate::{Error, Result};
 use smallvec::SmallVec;
 
-/// A list of dimension-sized numbers, kept inline up to rank 6.
-pub type Dims<T = usize> = SmallVec<[T; 6]>;
+/// A list of dimension-sized numbers, kept inline up to rank 5.
+pub type Dims<T = usize> = SmallVec<[T; 5]>;
 
 /// The dimensions of a tensor. Rank 0 (one element) and zero-sized dimensions are ordinary.
 #[derive(Debug, PartialEq, Eq, Hash, Default)]

@@ -323,30 +323,12 @@ pub(in crate::attention) fn gradient(
     }
     let outputs = (first, second);
     share(how);
-    let (sums, scores, words) = comptime!((how.sums(), how.scores(), how.words()));
-    if comptime!(how.suppliers == 0 && words == 8) {
-        joint::run::<Const<128>, Const<16>, Const<8>>(buffers, stats, outputs, numbers, scale, how);
-    } else if comptime!(how.suppliers == 0 && scores == 16) {
-        joint::run::<Const<64>, Const<16>, Const<16>>(buffers, stats, outputs, numbers, scale, how);
-    } else if comptime!(how.suppliers == 0 && (sums, words) == (16, 32)) {
-        joint::run::<Const<16>, Const<32>, Const<32>>(buffers, stats, outputs, numbers, scale, how);
-    } else if comptime!(how.suppliers == 0 && (sums, words) == (32, 32)) {
-        joint::run::<Const<32>, Const<32>, Const<32>>(buffers, stats, outputs, numbers, scale, how);
-    } else if comptime!(how.suppliers == 0 && words == 32) {
-        joint::run::<Const<64>, Const<32>, Const<32>>(buffers, stats, outputs, numbers, scale, how);
-    } else if comptime!(how.suppliers == 0 && sums == 32) {
-        joint::run::<Const<32>, Const<32>, Const<16>>(buffers, stats, outputs, numbers, scale, how);
-    } else if comptime!(how.suppliers == 0 && sums == 64) {
-        joint::run::<Const<64>, Const<32>, Const<16>>(buffers, stats, outputs, numbers, scale, how);
-    } else if comptime!(how.suppliers == 0) {
-        joint::run::<Const<128>, Const<32>, Const<16>>(
-            buffers, stats, outputs, numbers, scale, how,
-        );
-    } else if comptime!(how.blocks == 2 && how.columns == 64) {
-        run::<Const<64>, Const<32>, Const<16>>(buffers, stats, outputs, numbers, scale, how);
-    } else if comptime!(how.blocks == 2) {
-        run::<Const<64>, Const<64>, Const<32>>(buffers, stats, outputs, numbers, scale, how);
+    let size!(N) = how.sums();
+    let size!(S) = how.scores();
+    let size!(W) = how.words();
+    if comptime!(how.suppliers == 0) {
+        joint::run::<N, S, W>(buffers, stats, outputs, numbers, scale, how);
     } else {
-        run::<Const<128>, Const<32>, Const<16>>(buffers, stats, outputs, numbers, scale, how);
+        run::<N, S, W>(buffers, stats, outputs, numbers, scale, how);
     }
 }

@@ -555,44 +555,12 @@ pub(in crate::attention) fn forward(
         out[0] = 0u32;
     }
     let out = address_mut(out);
-    let (sums, scores, words) = comptime!((how.sums(), how.scores(), how.words()));
-    if comptime!(how.suppliers == 0 && words == 8) {
-        joint::run::<Const<128>, Const<16>, Const<8>>(
-            buffers, out, lse, numbers, scale, nothing, how,
-        );
-    } else if comptime!(how.suppliers == 0 && scores == 16) {
-        joint::run::<Const<64>, Const<16>, Const<16>>(
-            buffers, out, lse, numbers, scale, nothing, how,
-        );
-    } else if comptime!(how.suppliers == 0 && (sums, words) == (16, 32)) {
-        joint::run::<Const<16>, Const<32>, Const<32>>(
-            buffers, out, lse, numbers, scale, nothing, how,
-        );
-    } else if comptime!(how.suppliers == 0 && (sums, words) == (32, 32)) {
-        joint::run::<Const<32>, Const<32>, Const<32>>(
-            buffers, out, lse, numbers, scale, nothing, how,
-        );
-    } else if comptime!(how.suppliers == 0 && words == 32) {
-        joint::run::<Const<64>, Const<32>, Const<32>>(
-            buffers, out, lse, numbers, scale, nothing, how,
-        );
-    } else if comptime!(how.suppliers == 0 && sums == 32) {
-        joint::run::<Const<32>, Const<32>, Const<16>>(
-            buffers, out, lse, numbers, scale, nothing, how,
-        );
-    } else if comptime!(how.suppliers == 0 && sums == 64) {
-        joint::run::<Const<64>, Const<32>, Const<16>>(
-            buffers, out, lse, numbers, scale, nothing, how,
-        );
-    } else if comptime!(how.suppliers == 0) {
-        joint::run::<Const<128>, Const<32>, Const<16>>(
-            buffers, out, lse, numbers, scale, nothing, how,
-        );
-    } else if comptime!(sums == 32) {
-        run::<Const<32>, Const<64>, Const<32>>(buffers, out, lse, numbers, scale, nothing, how);
-    } else if comptime!(sums == 64) {
-        run::<Const<64>, Const<64>, Const<32>>(buffers, out, lse, numbers, scale, nothing, how);
+    let size!(N) = how.sums();
+    let size!(S) = how.scores();
+    let size!(W) = how.words();
+    if comptime!(how.suppliers == 0) {
+        joint::run::<N, S, W>(buffers, out, lse, numbers, scale, nothing, how);
     } else {
-        run::<Const<128>, Const<32>, Const<16>>(buffers, out, lse, numbers, scale, nothing, how);
+        run::<N, S, W>(buffers, out, lse, numbers, scale, nothing, how);
     }
 }
