@@ -82,11 +82,8 @@ fn problems() -> Vec<(Problem, DType, bool, View)> {
     };
     let mut out = vec![];
     for causal in [false, true] {
-        for (s, t) in LENGTHS {
-            out.push((Problem { s, t, ..base }, F32, causal, View::Contiguous));
-        }
         // Where tensor cores take whole tiles.
-        for dtype in [BF16, F16] {
+        for dtype in [F32, BF16, F16] {
             for (s, t) in LENGTHS.into_iter().chain([(300, 300), (200, 520)]) {
                 out.push((Problem { s, t, ..base }, dtype, causal, View::Contiguous));
             }
@@ -101,7 +98,7 @@ fn problems() -> Vec<(Problem, DType, bool, View)> {
             out.push((wide, dtype, causal, View::Contiguous));
         }
         for dtype in FLOATS {
-            for d in [8, 16, 64, 80, 128] {
+            for d in [8, 16, 20, 64, 80, 100, 128, 256] {
                 out.push((
                     Problem {
                         b: 2,

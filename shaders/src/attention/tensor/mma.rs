@@ -10,11 +10,6 @@ use crate::hopper::{held, kind, moves, now, registers};
 use anymesh_kernel::DType;
 use cubecl::prelude::*;
 
-/// Names of registers.
-fn names(prefix: &str, count: usize) -> Vec<String> {
-    (0..count).map(|i| format!("{prefix}{i}")).collect()
-}
-
 /// A product of 16 rows and 8 columns is added to the sums `to`.
 fn product(to: &[String], a: &[&str], b: [&str; 2], kind: &str) -> String {
     let (to, a, b) = (to.join(", "), a.join(", "), b.join(", "));
@@ -24,27 +19,69 @@ fn product(to: &[String], a: &[&str], b: [&str; 2], kind: &str) -> String {
     )
 }
 
-/// Splits floats into the 11 bits that are nearest, and the rest. An infinity's rest is NaN.
-fn split(values: &[String], high: &[String], low: &[String]) -> String {
-    let parts = values.iter().zip(high.iter().zip(low));
-    let text = parts.map(|(x, (h, l))| {
-        format!("add.u32 {h}, {x}, 0x1000; and.b32 {h}, {h}, 0xffffe000; sub.f32 {l}, {x}, {h};\n")
-    });
-    text.collect()
+/// Floats in registers, their first 11 bits, and the rests.
+struct Split {
+    values: Vec<String>,
+    parts: [Vec<String>; 2],
 }
 
-/// Products of split floats: with rests first. Several sums take turns, so that none is waited for.
+impl Split {
+    /// `count` of each, whose names begin with the three letters.
+    fn new(letters: [&str; 3], count: usize) -> Self {
+        let [values, high, low] =
+            letters.map(|letter| (0..count).map(|i| format!("{letter}{i}")).collect());
+        Self {
+            values,
+            parts: [high, low],
+        }
+    }
+
+    fn names(&self) -> String {
+        let [high, low] = &self.parts;
+        [&self.values, high, low]
+            .map(|names| names.join(", "))
+            .join(", ")
+    }
+
+    /// Reads four values from each of the addresses, in PTX.
+    fn read(&self, addresses: impl IntoIterator<Item = String>) -> String {
+        let fours = self.values.chunks(4).zip(addresses);
+        fours
+            .map(|(four, at)| format!("ld.shared.v4.b32 {{{}}}, [{at}];\n", four.join(", ")))
+            .collect()
+    }
+
+    /// Splits the values: the nearest of 11 bits, and what is left. That of an infinity is NaN.
+    fn split(&self) -> String {
+        let [high, low] = &self.parts;
+        let all = self.values.iter().zip(high.iter().zip(low));
+        all.map(|(x, (h, l))| {
+            format!(
+                "add.u32 {h}, {x}, 0x1000; and.b32 {h}, {h}, 0xffffe000; sub.f32 {l}, {x}, {h};\n"
+            )
+        })
+        .collect()
+    }
+
+    fn part<const N: usize>(&self, part: usize, of: [usize; N]) -> [&str; N] {
+        of.map(|i| self.parts[part][i].as_str())
+    }
+}
+
+/// Adds products of split floats to four sums, which take turns, so that none is waited for: those
+/// with a rest first. `a` of the left ones are multiplied with `b` of the right ones for each sum.
 fn split_products(
-    sums: &[&[String]],
-    a: [&[String]; 2],
-    b: &[[[&str; 2]; 2]],
-    order: [usize; 4],
+    sums: &[String],
+    left: &Split,
+    a: [usize; 4],
+    right: &Split,
+    b: impl Fn(usize) -> [usize; 2],
 ) -> String {
     let mut text = String::new();
-    for (left, right) in [(1, 0), (0, 1), (0, 0)] {
-        let a = order.map(|i| a[left][i].as_str());
-        for (sums, b) in sums.iter().zip(b) {
-            text += &product(sums, &a, b[right], "tf32");
+    for (of_left, of_right) in [(1, 0), (0, 1), (0, 0)] {
+        for (k, sums) in sums.chunks(4).enumerate() {
+            let (a, b) = (left.part(of_left, a), right.part(of_right, b(k)));
+            text += &product(sums, &a, b, "tf32");
         }
     }
     text
@@ -90,11 +127,12 @@ fn score_split_text(how: How) -> String {
     let count = how.scores();
     let sums = registers(0, count);
     let [own, own_chunk, tile, tile_chunk] = [0, 1, 2, 3].map(|i| count + i);
-    // Four tile's rows at a time.
-    let [x, h, l] = ["x", "h", "l"].map(|name| names(name, 8));
-    let [y, g, m] = ["y", "g", "m"].map(|name| names(name, 16));
-    let all = [&x, &h, &l, &y, &g, &m].map(|names| names.join(", "));
-    let mut text = format!("{{ .reg .b32 {}, p;\n", all.join(", "));
+    // Two own rows, and four of the tile at a time.
+    let (left, right) = (
+        Split::new(["x", "h", "l"], 8),
+        Split::new(["y", "g", "m"], 16),
+    );
+    let mut text = format!("{{ .reg .b32 {}, {}, p;\n", left.names(), right.names());
     for sum in &sums {
         text += &format!("mov.f32 {sum}, 0f00000000;\n");
     }
@@ -103,33 +141,18 @@ fn score_split_text(how: How) -> String {
         let (chunk, block) = (i % 2 * 64, i / 2 * 128);
         let (a, b) = (block * how.rows(), block * how.columns);
         text += &format!("xor.b32 p, %{own_chunk}, {chunk}; add.u32 p, p, %{own};\n");
-        for (row, four) in x.chunks(4).enumerate() {
-            let (four, at) = (four.join(", "), a + row * 8 * 128);
-            text += &format!("ld.shared.v4.b32 {{{four}}}, [p + {at}];\n");
-        }
-        text += &split(&x, &h, &l);
+        text += &left.read([0, 8].map(|line| format!("p + {}", a + line * 128)));
+        text += &left.split();
         text += &format!("xor.b32 p, %{tile_chunk}, {chunk}; add.u32 p, p, %{tile};\n");
-        for (j, some) in sums.chunks(16).enumerate() {
-            for (k, four) in y.chunks(4).enumerate() {
-                let (four, at) = (four.join(", "), b + (4 * j + k) * 8 * 128);
-                text += &format!("ld.shared.v4.b32 {{{four}}}, [p + {at}];\n");
-            }
-            text += &split(&y, &g, &m);
-            let some: Vec<&[String]> = some.chunks(4).collect();
-            for half in 0..2 {
-                // Two of a thread's four features, of both rows.
-                let first = 2 * half;
-                let pair = |of: &'_ [String], k: usize| {
-                    [4 * k + first, 4 * k + first + 1].map(|i| of[i].clone())
-                };
-                let pairs: Vec<[[String; 2]; 2]> =
-                    (0..4).map(|k| [pair(&g, k), pair(&m, k)]).collect();
-                let b: Vec<_> = pairs
-                    .iter()
-                    .map(|p| p.each_ref().map(|q| q.each_ref().map(String::as_str)))
-                    .collect();
-                let order = [first, first + 4, first + 1, first + 5];
-                text += &split_products(&some, [&h, &l], &b, order);
+        for (j, four) in sums.chunks(16).enumerate() {
+            let line = |k: usize| (4 * j + k) * 8;
+            text += &right.read((0..4).map(|k| format!("p + {}", b + line(k) * 128)));
+            text += &right.split();
+            // Two of a thread's four features, and then the others.
+            for first in [0, 2] {
+                let a = [first, first + 4, first + 1, first + 5];
+                let b = |k| [4 * k + first, 4 * k + first + 1];
+                text += &split_products(four, &left, a, &right, b);
             }
         }
     }
@@ -216,29 +239,23 @@ fn weigh_split_text(how: How) -> String {
     let sums = registers(0, count);
     let weights = registers(2 * count, words);
     let (even, odd) = (2 * count + words, 2 * count + words + 1);
-    let [x, h, l] = ["x", "h", "l"].map(|name| names(name, 4));
-    let [y, g, m] = ["y", "g", "m"].map(|name| names(name, 8));
-    let all = [&x, &h, &l, &y, &g, &m].map(|names| names.join(", "));
-    let mut text = format!("{{ .reg .b32 {};\n", all.join(", "));
+    let (left, right) = (
+        Split::new(["x", "h", "l"], 4),
+        Split::new(["y", "g", "m"], 8),
+    );
+    let mut text = format!("{{ .reg .b32 {}, {};\n", left.names(), right.names());
     text += &moves(count);
     for (i, four) in weights.chunks(4).enumerate() {
-        for (to, from) in x.iter().zip(four) {
+        for (to, from) in left.values.iter().zip(four) {
             text += &format!("mov.b32 {to}, {from};\n");
         }
-        text += &split(&x, &h, &l);
+        text += &left.split();
         for (j, some) in sums.chunks(16).enumerate().take(how.steps.div_ceil(2)) {
             let at = (j * how.columns + i * 8) * 128;
-            for (line, four) in [even, odd].iter().zip(y.chunks(4)) {
-                let four = four.join(", ");
-                text += &format!("ld.shared.v4.b32 {{{four}}}, [%{line} + {at}];\n");
-            }
-            text += &split(&y, &g, &m);
-            let some: Vec<&[String]> = some.chunks(4).collect();
-            let b: Vec<[[&str; 2]; 2]> = (0..4)
-                .map(|k| [[g[k].as_str(), &g[k + 4]], [m[k].as_str(), &m[k + 4]]])
-                .collect();
-            // Scores are in the order of rows, weights in that of columns.
-            text += &split_products(&some, [&h, &l], &b, [0, 2, 1, 3]);
+            text += &right.read([even, odd].map(|line| format!("%{line} + {at}")));
+            text += &right.split();
+            // Weights are in the order of rows, operands in that of columns.
+            text += &split_products(some, &left, [0, 2, 1, 3], &right, |k| [k, k + 4]);
         }
     }
     text + "}"
