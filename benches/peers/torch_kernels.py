@@ -2,8 +2,8 @@
 
     python3 benches/peers/torch_kernels.py PATH-OF-THE-BENCH-BINARY [cuda:0 [a part of the names]]
 
-The peer is eager, but for cross-entropy, which is compiled, and for attention, which is the faster one of cuDNN's and
-FlashAttention's. With `--rows DEVICE` it reads names of rows, one a line, and prints for each a JSON object with its time:
+The peer is eager, but for cross-entropy, which is compiled, and for attention, which is the fastest one of cuDNN's,
+FlashAttention's and the memory-efficient one, which is that for f32. With `--rows DEVICE` it reads names of rows, one a line, and prints for each a JSON object with its time:
 that is what `anymesh bench` asks for.
 """
 
@@ -94,7 +94,13 @@ def attention(what, dtype, sizes):
         return lambda: torch.autograd.grad(out, leaves, grad, retain_graph=True)
 
     found = []
-    for name, backend in (("cuDNN", SDPBackend.CUDNN_ATTENTION), ("flash", SDPBackend.FLASH_ATTENTION), ("math", SDPBackend.MATH)):
+    backends = {
+        "cuDNN": SDPBackend.CUDNN_ATTENTION,
+        "flash": SDPBackend.FLASH_ATTENTION,
+        "efficient": SDPBackend.EFFICIENT_ATTENTION,
+        "math": SDPBackend.MATH,
+    }
+    for name, backend in backends.items():
         if name == "math" and found:
             break
         try:
