@@ -57,13 +57,12 @@ fn attention_compiles_for_every_size_of_heads_on_each_kind_of_tensor_cores() -> 
         for (dtype, sizes) in sizes {
             for size in sizes {
                 let x = Tensor::zeros([1, 2, 96, *size], dtype, &device)?;
-                for options in [AttentionOptions::default(), AttentionOptions::causal()] {
-                    let forward = x.attention(&x, &x, &options)?;
-                    let (dq, dk, dv) = attention_backward(&x, &x, &x, &forward, &x, &options)?;
-                    for made in [&forward.out, &dq, &dk, &dv] {
-                        let values = made.cast(DType::F32)?.to_vec::<f32>()?;
-                        assert!(values.iter().all(|v| *v == 0.0));
-                    }
+                let options = AttentionOptions::causal();
+                let forward = x.attention(&x, &x, &options)?;
+                let (dq, dk, dv) = attention_backward(&x, &x, &x, &forward, &x, &options)?;
+                for made in [&forward.out, &dq, &dk, &dv] {
+                    let values = made.cast(DType::F32)?.to_vec::<f32>()?;
+                    assert!(values.iter().all(|v| *v == 0.0));
                 }
             }
         }
