@@ -192,7 +192,7 @@ fn supply(
     while number < all {
         let piece = piece(buffers, numbers, number, how);
         if piece.tiles > 0usize {
-            wait_for(barrier(room.barriers, 0u32, OWN_READ), done % 2u32 ^ 1u32);
+            wait_for(barrier(room.barriers, 0u32, OWN_READ), (done % 2u32) ^ 1u32);
             let from = head(buffers, numbers, piece.batch, piece.head, own_a, how);
             let step = stride(numbers, own_a);
             bring_rows(from, step, piece.row, own_rows, size, room.own, rows, how);

@@ -255,7 +255,7 @@ fn supply(
             let to = room.queries;
             wait_for(
                 barrier(room.barriers, 0u32, QUERIES_READ),
-                done % 2u32 ^ 1u32,
+                (done % 2u32) ^ 1u32,
             );
             bring_rows(from, q_stride, piece.row, queries, size, to, rows, how);
             arrive_brought(barrier(room.barriers, 0u32, QUERIES_THERE));

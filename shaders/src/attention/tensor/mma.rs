@@ -166,17 +166,17 @@ fn lines(at: u32, #[comptime] left: bool, #[comptime] how: How) -> (u32, u32) {
     let lane = UNIT_POS % 32u32;
     if comptime!(how.dtype == DType::F32) {
         let line = lane / 4u32;
-        (at + line * 128u32, (lane % 4u32 ^ swizzle(line)) * 16u32)
+        (at + line * 128u32, ((lane % 4u32) ^ swizzle(line)) * 16u32)
     } else if comptime!(left) {
         (
             at + lane % 16u32 * 128u32,
-            (lane / 16u32 ^ lane % 8u32) * 16u32,
+            ((lane / 16u32) ^ (lane % 8u32)) * 16u32,
         )
     } else {
         let line = lane / 16u32 * 8u32 + lane % 8u32;
         (
             at + line * 128u32,
-            (lane / 8u32 % 2u32 ^ lane % 8u32) * 16u32,
+            ((lane / 8u32 % 2u32) ^ (lane % 8u32)) * 16u32,
         )
     }
 }
@@ -274,7 +274,7 @@ pub(super) fn weigh<N: Size, W: Size>(
         // Two neighbouring lines, and one chunk of each.
         let line = lane % 4u32 * 2u32;
         let at = tile + line * 128u32;
-        let chunk = (lane / 4u32 ^ swizzle(line)) * 16u32;
+        let chunk = ((lane / 4u32) ^ swizzle(line)) * 16u32;
         (at + chunk, at + 128u32 + (chunk ^ 64u32))
     } else {
         lines(tile, true, how)

@@ -361,7 +361,7 @@ fn place_of_chunk(
         line as u32 % 8u32
     };
     (chunk / 8usize * comptime!(lines * 128) + line * 128usize) as u32
-        + (chunk as u32 % 8u32 ^ by) * 16u32
+        + ((chunk as u32 % 8u32) ^ by) * 16u32
 }
 
 /// Begins to bring `lines` rows of a head from `first` on to shared memory at `to`, zeros behind the
