@@ -1,8 +1,8 @@
 //! Products of NVIDIA's GPUs from Ampere on: a warp multiplies 16 rows, with operands in registers.
 //!
 //! 16-bit operands come from shared memory as the instructions want them. Floats of 32 bits are split
-//! into two of 11 bits each, and three of the four products of those are added: what is left out is
-//! smaller than the last bit of an `f32`. Their order along the summed dimension is free, so a thread
+//! into two of 11 bits each, and three of the four products of those are added: what is left out is of
+//! the size of an `f32`'s last bit. Their order along the summed dimension is free, so a thread
 //! takes neighbours: four at a time, in one read.
 
 use super::How;
