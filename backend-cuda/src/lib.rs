@@ -191,10 +191,7 @@ pub fn compile_only(model: Model) -> Result<Device> {
     let engine = Engine::compile_only(gpu, None)
         .map_err(|e| unavailable(None, e, "check the installation of NVRTC"))?;
     let backend = backend("cuda:compile".into(), &engine, name, u64::MAX)?;
-    Ok(Device::new(match cores {
-        Some(cores) => backend.with_cores(cores),
-        None => backend,
-    }))
+    Ok(Device::new(backend.with_cores(cores)))
 }
 
 fn check_nvrtc(selector: Option<&str>) -> Result<()> {
@@ -258,7 +255,7 @@ pub fn device(selector: Option<&str>) -> Result<Device> {
     };
     let name = format!("cuda:{index}{suffix}");
     let limit = context.total_mem().map_or(u64::MAX, |bytes| bytes as u64);
-    let mut backend = backend(name, &engine, describe(&context), limit)?;
+    let backend = backend(name, &engine, describe(&context), limit)?;
     let gpu = Gpu::of(&context).map_err(|e| {
         unavailable(
             selector,
@@ -266,11 +263,12 @@ pub fn device(selector: Option<&str>) -> Result<Device> {
             "check the installation with nvidia-smi",
         )
     })?;
-    if let Some(best) = gpu.cores().filter(|_| !portable) {
-        let ampere = kernels == Kernels::Ampere;
-        backend = backend.with_cores(if ampere { Cores::Mma } else { best });
-    }
-    let mut device = Device::new(backend);
+    let cores = match kernels {
+        Kernels::Best => gpu.cores(),
+        Kernels::Ampere => gpu.cores().map(|_| Cores::Mma),
+        Kernels::Portable => None,
+    };
+    let mut device = Device::new(backend.with_cores(cores));
     if !portable {
         device = cublaslt::with_products(&device, &engine, &context).map_err(|e| {
             unavailable(

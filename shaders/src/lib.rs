@@ -298,9 +298,9 @@ impl CubeBackend {
         self
     }
 
-    /// Lets attention and products of groups use tensor cores.
-    pub fn with_cores(mut self, cores: Cores) -> Self {
-        self.cores = Some(cores);
+    /// Lets attention and products of groups use tensor cores, if there are some.
+    pub fn with_cores(mut self, cores: Option<Cores>) -> Self {
+        self.cores = cores;
         self
     }
 
