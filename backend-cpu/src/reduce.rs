@@ -280,6 +280,7 @@ mod tests {
             inputs: smallvec![input],
             indices: smallvec![],
             params: smallvec![],
+            over: Default::default(),
         };
         read(
             &reduce(&ReduceCall {

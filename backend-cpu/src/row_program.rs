@@ -99,6 +99,7 @@ fn map_call(call: &RowProgramCall, program: &MapProgram) -> MapCall {
         inputs: smallvec![],
         indices: program.indices.iter().map(|_| column.clone()).collect(),
         params,
+        over: Default::default(),
     }
 }
 

@@ -73,6 +73,8 @@ pub(crate) struct Reading {
     pub(crate) dtype: DType,
     pub(crate) layout: Layout,
     pub(crate) window: Option<Dims<isize>>,
+    /// The size of the memory.
+    pub(crate) bytes: u64,
 }
 
 impl Reading {
@@ -164,6 +166,7 @@ impl<'g> Groups<'g> {
                     dtype: input.view.dtype,
                     layout: input.view.layout.clone(),
                     window: input.window.clone(),
+                    bytes: input.view.buffer.bytes(),
                 })
             };
             Segment {

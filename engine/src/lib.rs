@@ -20,6 +20,7 @@
 //!         inputs: smallvec![MapInput { view: x.clone(), window: None }],
 //!         indices: smallvec![],
 //!         params: smallvec![],
+//!         over: Default::default(),
 //!     };
 //!     Ok::<View, anymesh_kernel::Error>(device.launch(call)?.swap_remove(0))
 //! };
@@ -51,7 +52,8 @@
 //! `queue.rs` writes down and flushes. `graph.rs` is the flushed list as a graph of values, and the
 //! key that finds its plan again. `groups.rs` decides what becomes one kernel, `coordinates.rs` moves
 //! views from one space of positions into another, `program.rs` joins programs, `plan.rs` puts
-//! everything in order: a [list of launches](plan::Plan) as data. `run.rs` makes them.
+//! everything in order: a [list of launches](plan::Plan) as data, `over.rs` says which results take the
+//! memory of an operand. `run.rs` makes them.
 
 #![forbid(unsafe_code)]
 
@@ -59,6 +61,7 @@ mod cache;
 mod coordinates;
 mod graph;
 mod groups;
+mod over;
 mod plan;
 mod program;
 mod queue;

@@ -7,12 +7,13 @@ use crate::{
     Options,
     graph::{Graph, Source, fusable},
     groups::{Group, Groups},
+    over::{self, Pairs},
     program::{Joined, join},
 };
-use anymesh_kernel::{Kernel, MapProgram, Shape, View};
+use anymesh_kernel::{MapProgram, Shape};
 use std::{
     cmp::Reverse,
-    collections::{BinaryHeap, HashMap, HashSet},
+    collections::{BinaryHeap, HashSet},
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -29,8 +30,8 @@ pub(crate) struct Plan {
     /// Launches that are let go after each step, and before the first one.
     pub(crate) after: Vec<Vec<u32>>,
     pub(crate) dead: Vec<u32>,
-    /// Launches whose result may take the memory of the operand that they are the last to read.
-    pub(crate) over: HashSet<u32>,
+    /// For each step the results that take the memory of an operand.
+    pub(crate) over: Vec<Pairs>,
     /// What lists of this plan are known by.
     pub(crate) number: u64,
     /// Whether everything was fused that may be.
@@ -70,7 +71,7 @@ impl Plan {
                 512 + fused.joined.program.insts.len() * 48 + fused.joined.inputs.len() * 256
             }
         };
-        self.steps.iter().map(step).sum::<usize>() + self.after.len() * 32
+        self.steps.iter().map(step).sum::<usize>() + self.steps.len() * 64
     }
 }
 
@@ -117,7 +118,7 @@ impl Planner {
             }
         }
         release(&mut plan, graph.nodes.len());
-        plan.over = last_readers(&plan, graph);
+        plan.over = over::pairs(&plan, graph);
         plan.number = PLANS.fetch_add(1, Ordering::Relaxed);
         plan
     }
@@ -283,44 +284,4 @@ fn release(plan: &mut Plan, count: usize) {
             None => plan.dead.push(node as u32),
         }
     }
-}
-
-/// The operand whose memory a launch would have its result take.
-fn taken(kernel: &Kernel) -> Option<usize> {
-    match kernel {
-        Kernel::RowProgram(call) => call.over.then_some(0),
-        Kernel::Matmul(call) => {
-            let addend = call.addend.as_ref().filter(|addend| addend.over)?;
-            let at = |view: &View| std::ptr::eq(view, &addend.view);
-            kernel.operands().position(at)
-        }
-        _ => None,
-    }
-}
-
-/// The launches that may take the memory of an operand: nobody else holds it, and nobody reads it
-/// after them.
-fn last_readers(plan: &Plan, graph: &Graph<'_>) -> HashSet<u32> {
-    let mut last = HashMap::<Source, (usize, usize)>::new();
-    for (i, step) in plan.steps.iter().enumerate() {
-        let nodes = match step {
-            Step::Single(node) => std::slice::from_ref(node),
-            Step::Fused(fused) => &fused.nodes,
-        };
-        for source in nodes.iter().flat_map(|n| &graph.operands[*n as usize]) {
-            let (at, times) = last.entry(*source).or_default();
-            *times = if *at == i { *times + 1 } else { 1 };
-            *at = i;
-        }
-    }
-    let takes = |(i, step): (usize, &Step)| {
-        let Step::Single(node) = *step else {
-            return None;
-        };
-        let operand = taken(&graph.nodes[node as usize].kernel)?;
-        let source = graph.operands[node as usize][operand];
-        let sole = !graph.known(source).held && last.get(&source) == Some(&(i, 1));
-        sole.then_some(node)
-    };
-    plan.steps.iter().enumerate().filter_map(takes).collect()
 }

@@ -4,6 +4,7 @@ use crate::{
     Options,
     cache::Cache,
     graph::{Graph, Node, fusable},
+    over::Pairs,
     plan::{Fused, Plan, Planner, Step},
     value::{self, State},
 };
@@ -54,14 +55,11 @@ impl Runner {
         for dead in &plan.dead {
             nodes[*dead as usize] = None;
         }
-        for (step, gone) in plan.steps.iter().zip(&plan.after) {
+        for ((step, gone), over) in plan.steps.iter().zip(&plan.after).zip(&plan.over) {
             let listed = steps.as_deref_mut();
             match step {
-                Step::Single(node) => {
-                    let over = plan.over.contains(node);
-                    self.single(&nodes, *node, over, listed)
-                }
-                Step::Fused(fused) => self.fused(&nodes, fused, listed),
+                Step::Single(node) => self.single(&nodes, *node, over, listed),
+                Step::Fused(fused) => self.fused(&nodes, fused, over, listed),
             }
             for node in gone {
                 nodes[*node as usize] = None;
@@ -127,7 +125,7 @@ impl Runner {
         &mut self,
         nodes: &[Option<Node>],
         number: u32,
-        over: bool,
+        over: &Pairs,
         mut listed: Option<&mut (dyn Steps + '_)>,
     ) {
         let Some(node) = &nodes[number as usize] else {
@@ -135,48 +133,42 @@ impl Runner {
         };
         let operand = |k: usize| {
             let view = node.kernel.operands().nth(k)?;
-            self.ready(&view.buffer).ok().filter(|_| over).filter(sole)
+            self.ready(&view.buffer).ok()
         };
-        let again = listed.as_mut().and_then(|steps| steps.again(&operand));
+        let given_up = |k: usize| operand(k).filter(|buffer| gives_up(over, k, buffer));
+        let again = listed.as_mut().and_then(|steps| steps.again(&given_up));
         if let Some(results) = again {
             for (output, buffer) in node.outputs.iter().zip(results) {
                 value::settle(output, Ok(self.inner.adopt(buffer)));
             }
             return;
         }
-        let done = (|| {
+        let kernel = || {
             let mut kernel = node.kernel.clone();
             for view in kernel.operands_mut() {
                 view.buffer = self.ready(&view.buffer)?;
             }
-            match &mut kernel {
-                Kernel::RowProgram(call) => call.over &= over && sole(&call.inputs[0].buffer),
-                Kernel::Matmul(call) => {
-                    if let Some(addend) = &mut call.addend {
-                        addend.over &= over && sole(&addend.view.buffer);
-                    }
-                }
-                _ => {}
-            }
-            let launched = self.inner.launch(kernel);
-            launched.inspect_err(|error| {
-                self.fault.get_or_insert_with(|| error.clone());
-            })
-        })();
+            set_over(&mut kernel, over);
+            Ok(kernel)
+        };
+        // What fails because an operand did is no fault of its own.
+        let done = match kernel() {
+            Ok(kernel) => self.inner.launch(kernel).map_err(|error| (error, true)),
+            Err(error) => Err((error, false)),
+        };
         match done {
             Ok(views) => {
                 let buffers: Buffers = views.into_iter().map(|view| view.buffer).collect();
                 if let Some(steps) = listed {
-                    let operand = |k: usize| {
-                        let view = node.kernel.operands().nth(k)?;
-                        self.ready(&view.buffer).ok()
-                    };
                     steps.made(&operand, &buffers);
                 }
                 (node.outputs.iter().zip(buffers))
                     .for_each(|(output, buffer)| value::settle(output, Ok(buffer)));
             }
-            Err(error) => {
+            Err((error, own)) => {
+                if own {
+                    self.fault.get_or_insert_with(|| error.clone());
+                }
                 (node.outputs.iter()).for_each(|output| value::settle(output, Err(error.clone())));
             }
         }
@@ -186,19 +178,28 @@ impl Runner {
         &mut self,
         nodes: &[Option<Node>],
         fused: &Fused,
+        over: &Pairs,
         mut listed: Option<&mut (dyn Steps + '_)>,
     ) {
-        let again = listed.as_mut().and_then(|steps| steps.again(&|_| None));
+        let operand = |k: usize| {
+            let (node, input) = fused.joined.inputs.get(k)?.at;
+            let call = fusable(&nodes[node as usize].as_ref()?.kernel)?;
+            self.ready(&call.inputs[usize::from(input)].view.buffer)
+                .ok()
+        };
+        let given_up = |k: usize| operand(k).filter(|buffer| gives_up(over, k, buffer));
+        let again = listed.as_mut().and_then(|steps| steps.again(&given_up));
         let done = match again {
             Some(results) => Ok(results
                 .into_iter()
                 .map(|buffer| self.inner.adopt(buffer))
                 .collect()),
-            None => self.kernel(nodes, fused).and_then(|kernel| {
+            None => self.kernel(nodes, fused).and_then(|mut kernel| {
+                set_over(&mut kernel, over);
                 let views = self.inner.launch(kernel)?;
                 let buffers: Buffers = views.into_iter().map(|view| view.buffer).collect();
                 if let Some(steps) = &mut listed {
-                    steps.made(&|_| None, &buffers);
+                    steps.made(&operand, &buffers);
                 }
                 Ok(buffers)
             }),
@@ -215,7 +216,7 @@ impl Runner {
             // fine in parts: one by one everything is as it would have been without the engine.
             Err(_) => {
                 for node in &fused.nodes {
-                    self.single(nodes, *node, false, None);
+                    self.single(nodes, *node, &Pairs::new(), None);
                 }
             }
         }
@@ -238,6 +239,7 @@ impl Runner {
             inputs: Default::default(),
             indices: fused.joined.indices.iter().cloned().collect(),
             params: Default::default(),
+            over: Default::default(),
         };
         for reading in &fused.joined.inputs {
             let of = call_of(reading.at.0 as usize)?;
@@ -268,7 +270,19 @@ impl Runner {
     }
 }
 
-/// Whether nobody holds memory but its value and the caller.
-fn sole(buffer: &Buffer) -> bool {
-    buffer.handles() == 2
+/// Whether a result takes the memory of operand `k`, which nobody holds but its value and the caller.
+fn gives_up(over: &Pairs, k: usize, buffer: &Buffer) -> bool {
+    over.iter().any(|(_, operand)| *operand == k) && buffer.handles() == 2
+}
+
+/// Has results take the memory of operands, of those that nobody else holds.
+fn set_over(kernel: &mut Kernel, over: &Pairs) {
+    if !over.is_empty() || !kernel.over().is_empty() {
+        let sole = |(_, k): &(usize, usize)| {
+            let operand = kernel.operands().nth(*k);
+            operand.is_some_and(|view| gives_up(over, *k, &view.buffer))
+        };
+        let pairs: Pairs = over.iter().copied().filter(sole).collect();
+        kernel.set_over(&pairs);
+    }
 }

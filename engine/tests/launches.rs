@@ -53,6 +53,7 @@ fn call(op: &'static str, views: &[&View], program: anymesh_kernel::MapProgram) 
             .collect(),
         indices: smallvec![],
         params: smallvec![],
+        over: Default::default(),
     }
 }
 
@@ -445,6 +446,68 @@ fn memory_is_given_up_only_where_nobody_holds_it_and_no_launch_that_waits_reads_
     assert_eq!(read(&device, &fourth).expect("runs"), expected);
     let told = seen.lock().expect("nobody panics");
     assert_eq!(*told, [false, false, false, true]);
+}
+
+#[test]
+fn a_map_takes_the_memory_of_an_operand_that_only_the_list_holds() {
+    let seen = Arc::new(Mutex::new(vec![]));
+    let told = seen.clone();
+    let inner = anymesh_backend_cpu::device().decorated(move |backend, kernel| {
+        let mut told = told.lock().expect("nobody panics");
+        told.push((kernel.op(), kernel.over().to_vec()));
+        drop(told);
+        backend.launch(kernel)
+    });
+    let device = deferred_with(&inner, Options::host());
+    let now = || std::mem::take(&mut *seen.lock().expect("nobody panics"));
+    let mut weight = one(&device, "new", &floats(&device, [2], &[1.0, 2.0]), |v| {
+        v * 1.0
+    });
+    device.sync().expect("nothing is wrong");
+    now();
+    // A step of gradient descent: the old weight is read by the new one last, and nobody holds it.
+    let gradient = one(&device, "double", &weight, |v| v * 2.0);
+    weight = add(&device, &weight, &gradient);
+    drop(gradient);
+    assert_eq!(read(&device, &weight), Ok(vec![3.0, 6.0]));
+    assert_eq!(now(), [("double+add", vec![(0, 0)])]);
+    // Somebody holds it.
+    let next = one(&device, "next", &weight, |v| v + 1.0);
+    assert_eq!(read(&device, &next), Ok(vec![4.0, 7.0]));
+    assert_eq!(now(), [("next", vec![])]);
+    // A reduction reads it afterwards.
+    let (sum, exp) = (
+        sum(&device, &weight, 0),
+        one(&device, "exp", &weight, |v| v.exp()),
+    );
+    drop(weight);
+    assert_eq!(read(&device, &exp), Ok(vec![3f32.exp(), 6f32.exp()]));
+    assert_eq!(read(&device, &sum), Ok(vec![9.0]));
+    let told = now();
+    let of_exp = told
+        .iter()
+        .position(|(op, _)| *op == "exp")
+        .expect("it ran");
+    let of_sum = told
+        .iter()
+        .position(|(op, _)| *op == "sum")
+        .expect("it ran");
+    let over = if of_exp > of_sum {
+        vec![(0, 0)]
+    } else {
+        vec![]
+    };
+    assert_eq!(told[of_exp].1, over);
+    // It is read through a view that lies otherwise, too.
+    let matrix = floats(&device, [2, 2], &[1.0, 2.0, 3.0, 4.0]);
+    let turned = View {
+        layout: matrix.layout.permute(&[1, 0]),
+        ..matrix.clone()
+    };
+    let both = add(&device, &matrix, &turned);
+    drop((matrix, turned));
+    assert_eq!(read(&device, &both), Ok(vec![2.0, 5.0, 5.0, 8.0]));
+    assert_eq!(now(), [("add", vec![])]);
 }
 
 #[test]

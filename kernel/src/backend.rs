@@ -24,7 +24,7 @@ mod work;
 
 pub(crate) use buffer::Meter;
 pub use buffer::{Buffer, Buffers, MemoryUse, View, Views};
-pub use elementwise::{Affine, MapCall, MapInput, ReduceCall, ReduceOp, ScanCall, ScanOp};
+pub use elementwise::{Affine, MapCall, MapInput, Over, ReduceCall, ReduceOp, ScanCall, ScanOp};
 pub use form::Form;
 pub use fused::{AttentionBackwardCall, AttentionCall, AttentionOrder, RowCall, RowOp};
 pub use index::{

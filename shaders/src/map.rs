@@ -223,12 +223,19 @@ impl CubeBackend {
         }
         let elements = call.shape.numel();
         let bound = self.bind_program(call, None, None)?;
-        let outputs = call
-            .program
-            .outputs
-            .iter()
-            .map(|(_, dtype)| Ok((self.alloc(*dtype, elements)?, *dtype)))
-            .collect::<Result<Vec<_>>>()?;
+        let mut outputs = Vec::with_capacity(call.program.outputs.len());
+        let mut buffers = Buffers::new();
+        for (k, (_, dtype)) in call.program.outputs.iter().enumerate() {
+            let (memory, buffer) = match self.memory_over(call, k)? {
+                Some(taken) => taken,
+                None => {
+                    let memory = self.alloc(*dtype, elements)?;
+                    (memory.clone(), memory.buffer())
+                }
+            };
+            outputs.push((memory, *dtype));
+            buffers.push(buffer);
+        }
         let chunks = elements.div_ceil(4);
         // Large tensors: 16 bytes from each thread, of the widest elements; where much is computed, 32
         // bytes of all that is read or of what is written, so that it hides some of the loads. On an
@@ -257,10 +264,19 @@ impl CubeBackend {
                 unroll,
             );
         }
-        Ok(outputs
-            .into_iter()
-            .map(|(memory, _)| memory.buffer())
-            .collect())
+        Ok(buffers)
+    }
+
+    /// The memory of the input that result `k` may take. Every thread reads an element before it writes
+    /// it, and no other one. Only on CUDA: elsewhere one kernel cannot bind memory twice.
+    fn memory_over(&self, call: &MapCall, k: usize) -> Result<Option<(Memory, Buffer)>> {
+        let Some(input) = call.over.of(k).filter(|_| self.native) else {
+            return Ok(None);
+        };
+        let view = &call.inputs[input].view;
+        let (memory, dtype) = (crate::memory(view)?, call.program.outputs[k].1);
+        let fits = memory.bytes == Memory::padded(dtype, call.shape.numel());
+        Ok(fits.then(|| (memory.clone(), view.buffer.clone())))
     }
 
     /// Lays out a map call for a kernel (see [`Bound::new`]).
@@ -313,6 +329,7 @@ impl CubeBackend {
             inputs: smallvec![input],
             indices: smallvec![],
             params: smallvec![],
+            over: Default::default(),
         };
         Ok(self.run_map(&call)?.swap_remove(0))
     }

@@ -489,6 +489,7 @@ impl CubeBackend {
             inputs: smallvec![input],
             indices: smallvec![],
             params: smallvec![],
+            over: Default::default(),
         };
         self.run_reduce(&ReduceCall {
             map,

@@ -438,6 +438,7 @@ fn maps_that_are_launched_together_give_the_bits_of_maps_launched_by_themselves(
                     inputs: inputs.into_iter().collect(),
                     indices: Default::default(),
                     params: [(0.5 + (k / 5) as f64).into()].into_iter().collect(),
+                    over: Default::default(),
                 }
                 .into(),
             );

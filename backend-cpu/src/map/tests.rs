@@ -20,6 +20,7 @@ fn run(
         inputs: inputs.into(),
         indices: indices.into(),
         params: params.into(),
+        over: Default::default(),
     })?;
     Ok(buffers
         .iter()

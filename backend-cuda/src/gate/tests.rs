@@ -32,6 +32,7 @@ fn at_least_7(device: &Device, buffer: &Buffer) -> Result<Buffer> {
         inputs: [MapInput { view, window: None }].into_iter().collect(),
         indices: Default::default(),
         params: Default::default(),
+        over: Default::default(),
     };
     Ok(device.launch(call)?.remove(0).buffer)
 }

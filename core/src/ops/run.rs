@@ -233,6 +233,7 @@ impl<'a> Map<'a> {
             inputs,
             indices: self.indices.into(),
             params: self.params.into(),
+            over: Default::default(),
         })
     }
 }

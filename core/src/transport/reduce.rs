@@ -68,6 +68,7 @@ pub fn reduce(parts: &[Tensor], reduction: Reduction) -> Result<Tensor> {
             inputs,
             indices: Default::default(),
             params: Default::default(),
+            over: Default::default(),
         };
         (sum, rest) = (launch(first.mesh(), call)?.remove(0), later);
         if rest.is_empty() {

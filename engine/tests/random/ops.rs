@@ -187,6 +187,7 @@ impl Program<'_> {
             inputs: views.into_iter().map(input).collect(),
             indices: smallvec![],
             params: params.into_iter().collect(),
+            over: Default::default(),
         };
         Made {
             kernel: call.into(),
@@ -338,6 +339,7 @@ impl Program<'_> {
             }],
             indices: smallvec![],
             params: smallvec![],
+            over: Default::default(),
         }
         .into();
         Some(Made { kernel, about })
@@ -367,6 +369,7 @@ impl Program<'_> {
                 strides: x.layout.shape.strides().iter().map(|s| *s as i64).collect(),
             }],
             params: params.collect(),
+            over: Default::default(),
             inputs: smallvec![input(x)],
             program,
         }
@@ -415,6 +418,7 @@ impl Program<'_> {
                 inputs: smallvec![input(x)],
                 indices: smallvec![],
                 params: smallvec![],
+                over: Default::default(),
             },
             axes,
             mode,

@@ -1,7 +1,7 @@
 //! Calls of the families that visit every position of a space: maps, reductions, scans.
 
 use super::View;
-use crate::{DType, Dims, MapProgram, Scalar, Shape};
+use crate::{DType, Dims, MapProgram, Scalar, Shape, map::MAX_OUTPUTS};
 use smallvec::SmallVec;
 
 /// `offset + sum(coordinate[d] * strides[d])`: an index computed from the position.
@@ -39,6 +39,31 @@ pub struct MapCall {
     pub indices: SmallVec<[Affine; 1]>,
     /// One for each of the program's params.
     pub params: SmallVec<[Scalar; 2]>,
+    /// Results that may take the memory of an input, whose values nobody will read any more.
+    pub over: Over,
+}
+
+/// For each result of a map the input whose memory it may take, if any. Such an input is dense, of the
+/// result's dtype, all of its memory, and no other input; the result is computed from it. A backend may
+/// take other memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Over([u8; MAX_OUTPUTS]);
+
+impl Over {
+    /// Lets result `output` take the memory of input `input`.
+    pub fn set(&mut self, output: usize, input: usize) {
+        self.0[output] = input as u8 + 1;
+    }
+
+    /// The input whose memory result `output` may take.
+    pub fn of(&self, output: usize) -> Option<usize> {
+        usize::from(self.0[output]).checked_sub(1)
+    }
+
+    /// Results, and the input whose memory each may take.
+    pub fn pairs(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+        (0..MAX_OUTPUTS).filter_map(|k| Some((k, self.of(k)?)))
+    }
 }
 
 /// How many values become one.

@@ -117,6 +117,8 @@ impl Form {
             self.push(form.offset as u64);
             self.all(form.strides.iter().map(|stride| *stride as usize));
         }
+        let over = call.over.pairs();
+        self.all(over.map(|(output, input)| output << 8 | input));
         self.programs.push(call.program.clone());
     }
 

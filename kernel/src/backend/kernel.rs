@@ -2,7 +2,7 @@
 
 use super::{
     AttentionBackwardCall, AttentionCall, CheckIndexCall, ConvCall, GatherCall, GroupedCall,
-    GroupedOp, MapCall, MatmulCall, ReduceCall, RowCall, RowOp, RowProgramCall, ScanCall,
+    GroupedOp, MapCall, MatmulCall, Over, ReduceCall, RowCall, RowOp, RowProgramCall, ScanCall,
     ScatterCall, SearchCall, SortCall, View,
 };
 use crate::{DType, Shape};
@@ -288,6 +288,40 @@ impl Kernel {
             Kernel::RowProgram(call) => call.outputs(),
             Kernel::Attention(call) => call.outputs(),
             Kernel::AttentionBackward(call) => call.outputs(),
+        }
+    }
+
+    /// Results that may take the memory of an operand: which, and which operand.
+    pub fn over(&self) -> SmallVec<[(usize, usize); 1]> {
+        let taken = match self {
+            Kernel::Map(call) => return call.over.pairs().collect(),
+            Kernel::RowProgram(call) => call.over.then_some(0),
+            // What is added is the last operand.
+            Kernel::Matmul(call) => (call.addend.as_ref())
+                .filter(|addend| addend.over)
+                .map(|_| self.operands().count() - 1),
+            _ => None,
+        };
+        taken.map(|operand| (0, operand)).into_iter().collect()
+    }
+
+    /// Says which results may take the memory of an operand: of those that [`over`](Self::over) names,
+    /// or of a map any.
+    pub fn set_over(&mut self, pairs: &[(usize, usize)]) {
+        match self {
+            Kernel::Map(call) => {
+                call.over = Over::default();
+                for (output, input) in pairs {
+                    call.over.set(*output, *input);
+                }
+            }
+            Kernel::RowProgram(call) => call.over = !pairs.is_empty(),
+            Kernel::Matmul(call) => {
+                if let Some(addend) = &mut call.addend {
+                    addend.over = !pairs.is_empty();
+                }
+            }
+            _ => {}
         }
     }
 

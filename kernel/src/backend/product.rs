@@ -90,6 +90,7 @@ impl MatmulCall {
             inputs,
             indices: smallvec![],
             params: smallvec![],
+            over: Default::default(),
         }))
     }
 }
@@ -107,6 +108,7 @@ fn half(op: &'static str, view: &View, launch: impl Fn(Kernel) -> Result<Buffers
         }],
         indices: smallvec![],
         params: smallvec![],
+        over: Default::default(),
     };
     Ok(View {
         buffer: launch(call.into())?.swap_remove(0),

@@ -575,6 +575,7 @@ impl CubeBackend {
             inputs: inputs.into(),
             indices: smallvec![],
             params: smallvec![],
+            over: Default::default(),
         };
         self.run_reduce(&ReduceCall {
             map,

@@ -159,6 +159,7 @@ impl CubeBackend {
             // Columns are counted by the kernel.
             indices: smallvec![],
             params: call.params.iter().copied().collect(),
+            over: Default::default(),
         };
         let handles = (call.inputs.iter())
             .map(|view| crate::memory(view).map(|m| (m.handle.clone(), m.bytes)))

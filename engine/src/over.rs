@@ -1,0 +1,131 @@
+//! Results that take the memory of an operand which nobody will read any more: a list then needs less,
+//! and what a training step changes stays where it lies.
+
+use crate::{
+    graph::{Graph, Source, fusable},
+    plan::{Fused, Plan, Step},
+};
+use anymesh_kernel::{
+    DType, Kernel, Layout, MapProgram, Shape,
+    map::{Inst, MAX_OUTPUTS},
+};
+use smallvec::SmallVec;
+use std::collections::HashMap;
+
+/// Results of a step, and for each the operand whose memory it takes.
+pub(crate) type Pairs = SmallVec<[(usize, usize); 1]>;
+
+/// For each step of a plan the results that may take the memory of an operand: nobody holds it but the
+/// list, no later step reads it, and this one not as another operand, too.
+pub(crate) fn pairs(plan: &Plan, graph: &Graph<'_>) -> Vec<Pairs> {
+    let mut last = HashMap::<Source, usize>::new();
+    for (i, step) in plan.steps.iter().enumerate() {
+        let nodes = match step {
+            Step::Single(node) => std::slice::from_ref(node),
+            Step::Fused(fused) => &fused.nodes,
+        };
+        for source in nodes.iter().flat_map(|n| &graph.operands[*n as usize]) {
+            last.insert(*source, i);
+        }
+    }
+    let steps = plan.steps.iter().enumerate();
+    steps
+        .map(|(i, step)| {
+            let (sources, mut wanted): (SmallVec<[Source; 6]>, Pairs) = match step {
+                Step::Single(node) => {
+                    let kernel = &graph.nodes[*node as usize].kernel;
+                    (
+                        graph.operands[*node as usize].iter().copied().collect(),
+                        of_kernel(kernel),
+                    )
+                }
+                Step::Fused(fused) => (
+                    fused.joined.inputs.iter().map(|r| r.source).collect(),
+                    of_fused(fused),
+                ),
+            };
+            wanted.retain(|(_, operand)| {
+                let source = sources[*operand];
+                let times = sources.iter().filter(|other| **other == source).count();
+                times == 1 && last.get(&source) == Some(&i) && !graph.known(source).held
+            });
+            wanted
+        })
+        .collect()
+}
+
+fn of_kernel(kernel: &Kernel) -> Pairs {
+    match kernel {
+        Kernel::Map(call) => fusable(kernel).map_or_else(Pairs::new, |_| {
+            let views = call.inputs.iter().map(|input| Input {
+                dtype: input.view.dtype,
+                layout: &input.view.layout,
+                whole: input.window.is_none()
+                    && input.view.buffer.bytes() == dense_bytes(input.view.dtype, &call.shape),
+            });
+            of_map(&call.program, &call.shape, views)
+        }),
+        _ => kernel.over(),
+    }
+}
+
+fn of_fused(fused: &Fused) -> Pairs {
+    if fused.reduce.is_some() {
+        return Pairs::new();
+    }
+    let views = fused.joined.inputs.iter().map(|reading| Input {
+        dtype: reading.dtype,
+        layout: &reading.layout,
+        whole: reading.window.is_none()
+            && reading.bytes == dense_bytes(reading.dtype, &fused.shape),
+    });
+    of_map(&fused.joined.program, &fused.shape, views)
+}
+
+fn dense_bytes(dtype: DType, shape: &Shape) -> u64 {
+    (shape.numel() * dtype.size()) as u64
+}
+
+/// An input of a map.
+struct Input<'a> {
+    dtype: DType,
+    layout: &'a Layout,
+    /// Whether its memory is as large as what is computed.
+    whole: bool,
+}
+
+/// The results of a map that are computed from an input which lies in memory as they do.
+fn of_map<'a>(
+    program: &MapProgram,
+    shape: &Shape,
+    inputs: impl Iterator<Item = Input<'a>>,
+) -> Pairs {
+    let mut pairs = Pairs::new();
+    for (k, input) in inputs.enumerate() {
+        let layout = input.layout;
+        let dense = layout.offset == 0 && layout.is_contiguous() && layout.shape == *shape;
+        if !input.whole || !dense {
+            continue;
+        }
+        let from = computed_from(program, k);
+        let result = program.outputs.iter().take(MAX_OUTPUTS).enumerate();
+        let mut fitting =
+            result.filter(|(_, (reg, dtype))| *dtype == input.dtype && from[usize::from(*reg)]);
+        let free = |(o, _): &(usize, _)| pairs.iter().all(|(other, _)| other != o);
+        if let Some((o, _)) = fitting.find(free) {
+            pairs.push((o, k));
+        }
+    }
+    pairs
+}
+
+/// The registers of a program whose values are computed from input `k`.
+fn computed_from(program: &MapProgram, k: usize) -> Vec<bool> {
+    let mut from = vec![false; program.insts.len()];
+    for (i, inst) in program.insts.iter().enumerate() {
+        let mut any = matches!(*inst, Inst::Load(input) if usize::from(input) == k);
+        inst.operands(|r| any |= from[usize::from(r)]);
+        from[i] = any;
+    }
+    from
+}
