@@ -28,58 +28,53 @@ pub(crate) fn pairs(plan: &Plan, graph: &Graph<'_>) -> Vec<Pairs> {
             last.insert(*source, i);
         }
     }
-    let steps = plan.steps.iter().enumerate();
-    steps
-        .map(|(i, step)| {
-            let (sources, mut wanted): (SmallVec<[Source; 6]>, Pairs) = match step {
-                Step::Single(node) => {
-                    let kernel = &graph.nodes[*node as usize].kernel;
-                    (
-                        graph.operands[*node as usize].iter().copied().collect(),
-                        of_kernel(kernel),
-                    )
-                }
-                Step::Fused(fused) => (
-                    fused.joined.inputs.iter().map(|r| r.source).collect(),
-                    of_fused(fused),
-                ),
-            };
-            wanted.retain(|(_, operand)| {
-                let source = sources[*operand];
-                let times = sources.iter().filter(|other| **other == source).count();
-                times == 1 && last.get(&source) == Some(&i) && !graph.known(source).held
-            });
-            wanted
-        })
-        .collect()
+    let of_step = |(i, step): (usize, &Step)| {
+        let sources: SmallVec<[Source; 6]> = match step {
+            Step::Single(node) => graph.operands[*node as usize].iter().copied().collect(),
+            Step::Fused(fused) => fused.joined.inputs.iter().map(|r| r.source).collect(),
+        };
+        let free = |operand: usize| {
+            let source = sources[operand];
+            let times = sources.iter().filter(|other| **other == source).count();
+            times == 1 && last.get(&source) == Some(&i) && !graph.known(source).held
+        };
+        match step {
+            Step::Single(node) => of_kernel(&graph.nodes[*node as usize].kernel, &free),
+            Step::Fused(fused) => of_fused(fused, &free),
+        }
+    };
+    plan.steps.iter().enumerate().map(of_step).collect()
 }
 
-fn of_kernel(kernel: &Kernel) -> Pairs {
-    match kernel {
-        Kernel::Map(call) => fusable(kernel).map_or_else(Pairs::new, |_| {
-            let views = call.inputs.iter().map(|input| Input {
-                dtype: input.view.dtype,
-                layout: &input.view.layout,
-                whole: input.window.is_none()
-                    && input.view.buffer.bytes() == dense_bytes(input.view.dtype, &call.shape),
-            });
-            of_map(&call.program, &call.shape, views)
-        }),
-        _ => kernel.over(),
+fn of_kernel(kernel: &Kernel, free: &dyn Fn(usize) -> bool) -> Pairs {
+    let Kernel::Map(call) = kernel else {
+        let mut pairs = kernel.over();
+        pairs.retain(|(_, operand)| free(*operand));
+        return pairs;
+    };
+    if fusable(kernel).is_none() {
+        return Pairs::new();
     }
+    let inputs = call.inputs.iter().map(|input| Input {
+        dtype: input.view.dtype,
+        layout: &input.view.layout,
+        whole: input.window.is_none()
+            && input.view.buffer.bytes() == dense_bytes(input.view.dtype, &call.shape),
+    });
+    of_map(&call.program, &call.shape, inputs, free)
 }
 
-fn of_fused(fused: &Fused) -> Pairs {
+fn of_fused(fused: &Fused, free: &dyn Fn(usize) -> bool) -> Pairs {
     if fused.reduce.is_some() {
         return Pairs::new();
     }
-    let views = fused.joined.inputs.iter().map(|reading| Input {
+    let inputs = fused.joined.inputs.iter().map(|reading| Input {
         dtype: reading.dtype,
         layout: &reading.layout,
         whole: reading.window.is_none()
             && reading.bytes == dense_bytes(reading.dtype, &fused.shape),
     });
-    of_map(&fused.joined.program, &fused.shape, views)
+    of_map(&fused.joined.program, &fused.shape, inputs, free)
 }
 
 fn dense_bytes(dtype: DType, shape: &Shape) -> u64 {
@@ -94,25 +89,26 @@ struct Input<'a> {
     whole: bool,
 }
 
-/// The results of a map that are computed from an input which lies in memory as they do.
+/// The results of a map that are computed from an input which is free and lies in memory as they do.
 fn of_map<'a>(
     program: &MapProgram,
     shape: &Shape,
     inputs: impl Iterator<Item = Input<'a>>,
+    free: &dyn Fn(usize) -> bool,
 ) -> Pairs {
     let mut pairs = Pairs::new();
     for (k, input) in inputs.enumerate() {
         let layout = input.layout;
         let dense = layout.offset == 0 && layout.is_contiguous() && layout.shape == *shape;
-        if !input.whole || !dense {
+        if !input.whole || !dense || !free(k) {
             continue;
         }
         let from = computed_from(program, k);
         let result = program.outputs.iter().take(MAX_OUTPUTS).enumerate();
         let mut fitting =
             result.filter(|(_, (reg, dtype))| *dtype == input.dtype && from[usize::from(*reg)]);
-        let free = |(o, _): &(usize, _)| pairs.iter().all(|(other, _)| other != o);
-        if let Some((o, _)) = fitting.find(free) {
+        let own = |(o, _): &(usize, _)| pairs.iter().all(|(other, _)| other != o);
+        if let Some((o, _)) = fitting.find(own) {
             pairs.push((o, k));
         }
     }

@@ -207,6 +207,14 @@ impl Backend for Deferred {
                 hint: "compose it of other ops".into(),
             });
         }
+        // Not when the last launch was written down: whoever made it had not let go yet of what it read.
+        let full = {
+            let waiting = lock(&self.waiting);
+            waiting.nodes.len() >= waiting.limit || waiting.bytes > self.options.bytes
+        };
+        if full {
+            drop(self.flush(false));
+        }
         let mut bytes = 0;
         let outputs: Buffers = kernel
             .outputs()
@@ -217,19 +225,13 @@ impl Backend for Deferred {
                 value::pending(self.number, size)
             })
             .collect();
-        let full = {
-            let mut waiting = lock(&self.waiting);
-            let node = Node {
-                kernel,
-                outputs: outputs.clone(),
-            };
-            waiting.nodes.push(node);
-            waiting.bytes += bytes;
-            waiting.nodes.len() >= waiting.limit || waiting.bytes > self.options.bytes
-        };
-        if full {
-            drop(self.flush(false));
-        }
+        let mut waiting = lock(&self.waiting);
+        waiting.nodes.push(Node {
+            kernel,
+            outputs: outputs.clone(),
+        });
+        waiting.bytes += bytes;
+        drop(waiting);
         Ok(outputs)
     }
 
