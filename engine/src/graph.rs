@@ -34,7 +34,7 @@ pub(crate) struct Known {
 /// The list as a graph.
 #[derive(Debug)]
 pub(crate) struct Graph<'n> {
-    pub(crate) nodes: &'n [Node],
+    pub(crate) kernels: Vec<&'n Kernel>,
     /// The operands of each launch.
     pub(crate) operands: Vec<SmallVec<[Source; 4]>>,
     /// The results of each launch.
@@ -56,18 +56,19 @@ pub(crate) fn fusable(kernel: &Kernel) -> Option<&MapCall> {
 }
 
 impl<'n> Graph<'n> {
-    pub(crate) fn new(nodes: &'n [Node]) -> Self {
+    /// Of launches of which none is gone.
+    pub(crate) fn new(nodes: &'n [Option<Node>]) -> Self {
         struct Seen<'n> {
             source: Source,
             buffer: &'n Buffer,
             handles: usize,
         }
-        let outputs = || nodes.iter().flat_map(|node| &node.outputs);
-        let mut places = Places::new(outputs().map(Buffer::serial));
+        let outputs = nodes.iter().flatten().flat_map(|node| &node.outputs);
+        let mut places = Places::new(outputs.map(Buffer::serial));
         let mut seen: Vec<Seen<'_>> = Vec::with_capacity(2 * nodes.len());
         let mut buffers = vec![];
         let mut operands = Vec::with_capacity(nodes.len());
-        for (n, node) in nodes.iter().enumerate() {
+        for (n, node) in nodes.iter().flatten().enumerate() {
             let mut of_node = SmallVec::new();
             for view in node.kernel.operands() {
                 let place = places.of(view.buffer.serial());
@@ -107,8 +108,7 @@ impl<'n> Graph<'n> {
             held: true,
         };
         let mut of_outside = vec![nothing.clone(); buffers.len()];
-        let mut results: Vec<SmallVec<[Known; 1]>> = nodes
-            .iter()
+        let mut results: Vec<SmallVec<[Known; 1]>> = (nodes.iter().flatten())
             .map(|node| SmallVec::from_elem(nothing.clone(), node.outputs.len()))
             .collect();
         for seen in &seen {
@@ -120,7 +120,7 @@ impl<'n> Graph<'n> {
             }
         }
         Self {
-            nodes,
+            kernels: nodes.iter().flatten().map(|node| &node.kernel).collect(),
             operands,
             results,
             outside: of_outside,
@@ -136,9 +136,10 @@ impl<'n> Graph<'n> {
     }
 
     /// What the plan of this list is known by: everything that the plan depends on, and all that makes
-    /// its launches what they are. Numbers that programs are given, seeds among them, are no part of it.
-    pub(crate) fn key(&self) -> Key {
-        let mut links = Vec::with_capacity(4 * self.nodes.len() + self.outside.len());
+    /// its launches what they are (`form`). Numbers that programs are given, seeds among them, are no part
+    /// of it.
+    pub(crate) fn key(&self, form: Form) -> Key {
+        let mut links = Vec::with_capacity(4 * self.kernels.len() + self.outside.len());
         let known = |known: &Known| known.bytes << 1 | u64::from(known.held);
         for (operands, results) in self.operands.iter().zip(&self.results) {
             links.extend(operands.iter().map(|source| match *source {
@@ -148,7 +149,6 @@ impl<'n> Graph<'n> {
             links.extend(results.iter().map(known));
         }
         links.extend(self.outside.iter().map(known));
-        let form = Form::of(self.nodes.iter().map(|node| &node.kernel));
         let mut hash = Mix::default();
         links.iter().for_each(|link| hash.write_u64(*link));
         hash.write_u64(form.number());

@@ -122,7 +122,7 @@ enum How {
 
 impl<'g> Groups<'g> {
     pub(crate) fn new(graph: &'g Graph<'g>, options: &'g Options) -> Self {
-        let count = graph.nodes.len();
+        let count = graph.kernels.len();
         let mut groups = Self {
             graph,
             options,
@@ -136,7 +136,7 @@ impl<'g> Groups<'g> {
         };
         let mut last = None;
         for n in 0..count {
-            let effects = !graph.nodes[n].kernel.effects().is_pure();
+            let effects = !graph.kernels[n].effects().is_pure();
             groups.before.push(if effects { last } else { None });
             if effects {
                 last = Some(n);
@@ -157,7 +157,7 @@ impl<'g> Groups<'g> {
 
     /// A launch as a group of its own.
     fn alone(&self, n: usize) -> Group {
-        let kernel = &self.graph.nodes[n].kernel;
+        let kernel = self.graph.kernels[n];
         let segment = fusable(kernel).map(|call| {
             let reading = |(k, input): (usize, &MapInput)| {
                 Feed::Memory(Reading {
@@ -327,7 +327,7 @@ impl<'g> Groups<'g> {
     fn is_cheap(&self, group: usize) -> bool {
         let mut count = 0;
         for segment in &self.list[group].segments {
-            let Some(call) = fusable(&self.graph.nodes[segment.node].kernel) else {
+            let Some(call) = fusable(self.graph.kernels[segment.node]) else {
                 return false;
             };
             for inst in &call.program.insts {
@@ -439,7 +439,7 @@ impl<'g> Groups<'g> {
             inputs.push(reading);
         }
         let instructions: usize = (after.segments.iter())
-            .filter_map(|segment| fusable(&self.graph.nodes[segment.node].kernel))
+            .filter_map(|segment| fusable(self.graph.kernels[segment.node]))
             .map(|call| call.program.insts.len())
             .sum();
         let outputs = if after.reduces {
@@ -483,7 +483,7 @@ impl<'g> Groups<'g> {
     /// The input that a fused reduction names first: one that steps through memory as the first
     /// input of the reduction did, because devices choose the order of a reduction by that.
     pub(crate) fn first_input<'r>(&self, group: &'r Group) -> Option<&'r Reading> {
-        let Kernel::Reduce(call) = &self.graph.nodes[group.node].kernel else {
+        let Kernel::Reduce(call) = self.graph.kernels[group.node] else {
             return None;
         };
         let before = &call.map.inputs.first()?.view.layout;

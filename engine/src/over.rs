@@ -39,7 +39,7 @@ pub(crate) fn pairs(plan: &Plan, graph: &Graph<'_>) -> Vec<Pairs> {
             times == 1 && last.get(&source) == Some(&i) && !graph.known(source).held
         };
         match step {
-            Step::Single(node) => of_kernel(&graph.nodes[*node as usize].kernel, &free),
+            Step::Single(node) => of_kernel(graph.kernels[*node as usize], &free),
             Step::Fused(fused) => of_fused(fused, &free),
         }
     };

@@ -89,7 +89,7 @@ impl Planner {
             complete: true,
             ..Plan::default()
         };
-        let mut launched = vec![false; graph.nodes.len()];
+        let mut launched = vec![false; graph.kernels.len()];
         let mut new = 0;
         for g in order(&groups, &alive) {
             let group = &groups.list[g];
@@ -117,7 +117,7 @@ impl Planner {
                 }
             }
         }
-        release(&mut plan, graph.nodes.len());
+        release(&mut plan, graph.kernels.len());
         plan.over = over::pairs(&plan, graph);
         plan.number = PLANS.fetch_add(1, Ordering::Relaxed);
         plan
@@ -143,10 +143,10 @@ fn nodes(group: &Group) -> Vec<u32> {
 fn alive(groups: &Groups<'_>) -> Vec<bool> {
     let graph = groups.graph;
     let mut alive = vec![false; groups.list.len()];
-    let mut stack: Vec<usize> = (0..graph.nodes.len())
+    let mut stack: Vec<usize> = (0..graph.kernels.len())
         .filter(|n| {
             let held = graph.results[*n].iter().any(|known| known.held);
-            held || !graph.nodes[*n].kernel.effects().is_pure()
+            held || !graph.kernels[*n].effects().is_pure()
         })
         .map(|n| groups.home[n])
         .collect();
@@ -239,7 +239,7 @@ fn name(groups: &Groups<'_>, group: &Group) -> &'static str {
     const KEPT: usize = 4096;
     let mut ops: Vec<&str> = vec![];
     for node in nodes(group) {
-        let call = fusable(&groups.graph.nodes[node as usize].kernel);
+        let call = fusable(groups.graph.kernels[node as usize]);
         let op = call.map_or("", |call| call.op);
         if ops.last() != Some(&op) {
             ops.push(op);

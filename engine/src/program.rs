@@ -37,7 +37,7 @@ pub(crate) fn join(
     };
     let mut outputs: Vec<Vec<(Reg, DType)>> = vec![];
     for (s, segment) in group.segments.iter().enumerate() {
-        let call = fusable(&graph.nodes[segment.node].kernel)?;
+        let call = fusable(graph.kernels[segment.node])?;
         // Segments are few, so their numbers fit.
         let fence = fences.then_some(s as u8 + 1);
         let program = &call.program;

@@ -8,7 +8,7 @@ use crate::{
 };
 use anymesh_kernel::{
     Backend, Buffer, Capabilities, Device, Dry, Error, Kernel, Result,
-    backend::{BoxFuture, Buffers, HostMemory, Launch, Views},
+    backend::{BoxFuture, Buffers, Form, HostMemory, Launch, Views},
 };
 use std::{
     ops::Range,
@@ -31,7 +31,9 @@ pub(crate) struct Deferred {
 
 /// What was written down.
 struct Waiting {
-    nodes: Vec<Node>,
+    nodes: Vec<Option<Node>>,
+    /// What they are: put together when each is at hand, which is faster than later.
+    form: Form,
     bytes: u64,
     /// Launches after which it runs.
     limit: usize,
@@ -50,6 +52,7 @@ impl Deferred {
             running: Mutex::new(Runner::new(inner, number, &options)),
             waiting: Mutex::new(Waiting {
                 nodes: vec![],
+                form: Form::like(None),
                 bytes: 0,
                 limit: 0,
             }),
@@ -75,7 +78,7 @@ impl Deferred {
     /// Runs everything that waits, and returns whoever runs it.
     fn flush(&self, read: bool) -> MutexGuard<'_, Runner> {
         let mut runner = lock(&self.running);
-        let nodes = {
+        let (mut nodes, form) = {
             let mut waiting = lock(&self.waiting);
             waiting.bytes = 0;
             waiting.limit = if read {
@@ -83,12 +86,18 @@ impl Deferred {
             } else {
                 (waiting.limit * 2).min(self.options.launches.max(1))
             };
-            std::mem::take(&mut waiting.nodes)
+            // Into the memory of the list before it.
+            let empty = std::mem::take(&mut runner.spare);
+            let next = Form::like(Some(&waiting.form));
+            let form = std::mem::replace(&mut waiting.form, next);
+            (std::mem::replace(&mut waiting.nodes, empty), form)
         };
         if !nodes.is_empty() {
             // A scope of whoever flushes is not one of those who launched.
-            Dry::enter(None, || runner.run(nodes));
+            Dry::enter(None, || runner.run(&mut nodes, form.done()));
         }
+        nodes.clear();
+        runner.spare = nodes;
         runner
     }
 
@@ -226,10 +235,11 @@ impl Backend for Deferred {
             })
             .collect();
         let mut waiting = lock(&self.waiting);
-        waiting.nodes.push(Node {
+        waiting.form.add(&kernel);
+        waiting.nodes.push(Some(Node {
             kernel,
             outputs: outputs.clone(),
-        });
+        }));
         waiting.bytes += bytes;
         drop(waiting);
         Ok(outputs)

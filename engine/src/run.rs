@@ -10,7 +10,7 @@ use crate::{
 };
 use anymesh_kernel::{
     Buffer, Device, Error, Kernel, Result, Scalar, View,
-    backend::{Buffers, List, MapCall, MapInput, Steps},
+    backend::{Buffers, Form, List, MapCall, MapInput, Steps},
 };
 use std::sync::Arc;
 
@@ -23,6 +23,8 @@ pub(crate) struct Runner {
     cache: Cache,
     /// What went wrong first since somebody was told.
     fault: Option<Error>,
+    /// Memory for a list.
+    pub(crate) spare: Vec<Option<Node>>,
 }
 
 impl Runner {
@@ -34,6 +36,7 @@ impl Runner {
             planner: Planner::default(),
             cache: Cache::new(options.plans),
             fault: None,
+            spare: vec![],
         }
     }
 
@@ -45,21 +48,20 @@ impl Runner {
         self.fault.is_some()
     }
 
-    /// Runs a list. What fails is an error of its results.
-    pub(crate) fn run(&mut self, nodes: Vec<Node>) {
-        let graph = Graph::new(&nodes);
-        let plan = self.plan(&graph);
+    /// Runs a list of this form. What fails is an error of its results.
+    pub(crate) fn run(&mut self, nodes: &mut [Option<Node>], form: Form) {
+        let graph = Graph::new(nodes);
+        let plan = self.plan(&graph, form);
         let inner = self.inner.clone();
         let mut steps = self.list(&graph, plan.number, &inner);
-        let mut nodes: Vec<Option<Node>> = nodes.into_iter().map(Some).collect();
         for dead in &plan.dead {
             nodes[*dead as usize] = None;
         }
         for ((step, gone), over) in plan.steps.iter().zip(&plan.after).zip(&plan.over) {
             let listed = steps.as_deref_mut();
             match step {
-                Step::Single(node) => self.single(&nodes, *node, over, listed),
-                Step::Fused(fused) => self.fused(&nodes, fused, over, listed),
+                Step::Single(node) => self.single(nodes, *node, over, listed),
+                Step::Fused(fused) => self.fused(nodes, fused, over, listed),
             }
             for node in gone {
                 nodes[*node as usize] = None;
@@ -67,8 +69,8 @@ impl Runner {
         }
     }
 
-    fn plan(&mut self, graph: &Graph<'_>) -> Arc<Plan> {
-        let key = graph.key();
+    fn plan(&mut self, graph: &Graph<'_>, form: Form) -> Arc<Plan> {
+        let key = graph.key(form);
         if let Some(plan) = self.cache.get(&key) {
             return plan;
         }
@@ -92,8 +94,8 @@ impl Runner {
                 _ => None,
             })
             .collect::<Option<Vec<_>>>()?;
-        let numbers: Vec<Scalar> = (graph.nodes.iter())
-            .flat_map(|node| node.kernel.numbers().iter().copied())
+        let numbers: Vec<Scalar> = (graph.kernels.iter())
+            .flat_map(|kernel| kernel.numbers().iter().copied())
             .collect();
         inner.list(&List {
             number,

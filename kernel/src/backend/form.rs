@@ -45,25 +45,32 @@ impl Form {
         self.hash
     }
 
-    /// The form of launches one after the other.
-    pub fn of<'k>(kernels: impl IntoIterator<Item = &'k Kernel>) -> Self {
-        let mut form = Form {
+    /// The form of launches one after the other, of none yet, with room for as much as another one has.
+    /// It is no form before it is [done](Self::done).
+    pub fn like(other: Option<&Form>) -> Self {
+        Form {
             hash: 0,
-            words: SmallVec::new(),
+            words: SmallVec::with_capacity(other.map_or(0, |other| other.words.len())),
             programs: SmallVec::new(),
             rows: SmallVec::new(),
-        };
-        for kernel in kernels {
-            // Which family and which op: words that live for ever are told apart by where they are.
-            for text in [kernel.family(), kernel.op()] {
-                form.push(text.as_ptr() as u64);
-                form.push(text.len() as u64);
-            }
-            form.operands(kernel);
-            form.call(kernel);
         }
-        form.close();
-        form
+    }
+
+    /// Adds a launch.
+    pub fn add(&mut self, kernel: &Kernel) {
+        // Which family and which op: words that live for ever are told apart by where they are.
+        for text in [kernel.family(), kernel.op()] {
+            self.push(text.as_ptr() as u64);
+            self.push(text.len() as u64);
+        }
+        self.operands(kernel);
+        self.call(kernel);
+    }
+
+    /// After the last launch.
+    pub fn done(mut self) -> Self {
+        self.close();
+        self
     }
 
     /// The memory that it takes itself, about.
@@ -244,7 +251,9 @@ impl Form {
 impl Kernel {
     /// What it is, apart from its operands' memory and from its [numbers](Self::numbers).
     pub fn form(&self) -> Form {
-        Form::of([self])
+        let mut form = Form::like(None);
+        form.add(self);
+        form.done()
     }
 
     /// The numbers that its program is given when it is launched.
