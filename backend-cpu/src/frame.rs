@@ -19,8 +19,8 @@ pub(crate) type Slot = Option<Box<Words>>;
 pub(crate) enum Place {
     /// One value for the whole block.
     One(u64),
-    /// One value for each row of the block, from here on in the memory for those.
-    Rows(usize),
+    /// One value for each row of the block, at the beginning of this slot.
+    Rows(u16),
     /// This slot of the scratch memory.
     Slot(u16),
     /// The memory of an input, from this element on.
@@ -64,12 +64,6 @@ pub(crate) struct Frame<'s> {
     pub(crate) slots: &'s [Slot],
     pub(crate) places: &'s [Place],
     pub(crate) outs: &'s [&'s mut [u8]],
-    /// Values of rows.
-    pub(crate) rows: &'s [u64],
-    /// The row, where values are those of one.
-    pub(crate) row: usize,
-    /// The first position of the block that is looked at.
-    pub(crate) first: usize,
     pub(crate) len: usize,
 }
 
@@ -79,19 +73,17 @@ impl<'s> Frame<'s> {
     pub(crate) fn src<T: Held>(&self, reg: Reg) -> Src<'s, T> {
         match self.places[reg as usize] {
             Place::One(word) => Src::One(T::from_word(word)),
-            Place::Rows(at) => Src::One(T::from_word(self.rows[at + self.row])),
-            Place::Slot(slot) => {
+            Place::Slot(slot) | Place::Rows(slot) => {
                 let words = self.slots[usize::from(slot)].as_ref();
                 let words = words.map_or(&[][..], |words| &words.0);
-                Src::Many(&bytemuck::cast_slice(words)[self.first..self.first + self.len])
+                Src::Many(&bytemuck::cast_slice(words)[..self.len])
             }
             Place::Input(k, at) => {
-                let at = at + self.first;
                 Src::Many(&typed(self.sources[k as usize].bytes)[at..at + self.len])
             }
             Place::Output(o) => {
                 let all: &[T] = bytemuck::cast_slice(&*self.outs[o]);
-                Src::Many(&all[self.first..self.first + self.len])
+                Src::Many(&all[..self.len])
             }
         }
     }

@@ -11,9 +11,9 @@ use crate::{
     parallel,
 };
 use anymesh_kernel::{
-    DType, Error, Kind, MapProgram, Result, Scalar,
+    DType, Error, Kind, Result, Scalar,
     backend::{Buffers, MapCall, MapInput},
-    map::{Inst, Reg},
+    map::{Inst, MAX_OUTPUTS, Program, Reg},
 };
 use smallvec::{SmallVec, smallvec};
 use std::{cell::Cell, ops::Range};
@@ -23,13 +23,11 @@ use std::{cell::Cell, ops::Range};
 pub(crate) struct Scratch {
     slots: Vec<Slot>,
     places: Vec<Place>,
-    /// Values of rows.
-    rows: Vec<u64>,
 }
 
 thread_local! {
     static SCRATCH: Cell<Scratch> = const {
-        Cell::new(Scratch { slots: Vec::new(), places: Vec::new(), rows: Vec::new() })
+        Cell::new(Scratch { slots: Vec::new(), places: Vec::new() })
     };
 }
 
@@ -43,24 +41,22 @@ impl Scratch {
     }
 }
 
-/// Values of parameters that are known only when a block runs, one for each of its rows.
+/// Values of parameters that are known only when a block runs: those behind the parameters of a call.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Late<'a> {
-    /// Instructions that read such a parameter, and which.
-    pub(crate) reads: &'a [(u16, usize)],
-    /// For each parameter the values of [`per`](Self::per) rows.
+    /// The parameters of the call.
+    pub(crate) before: usize,
+    /// For each parameter behind those a value for each row of the block.
     pub(crate) values: &'a [u64],
-    pub(crate) per: usize,
-    /// The rows of the block.
-    pub(crate) first: usize,
-    pub(crate) count: usize,
+    /// How many rows a block has.
+    pub(crate) rows: usize,
 }
 
 /// A program bound to its operands.
 #[derive(Debug)]
 pub(crate) struct BoundProgram<'a> {
     op: &'static str,
-    program: &'a MapProgram,
+    program: &'a Program,
     grid: Grid<'a>,
     /// Where the values of each register are before anything ran: constants, and slots.
     places: SmallVec<[Place; 16]>,
@@ -72,7 +68,7 @@ pub(crate) struct BoundProgram<'a> {
 
 /// A slot for each register, and how many there are. What is needed no more gives its slot to
 /// others, so that a long program, too, stays within the first-level cache.
-fn slots(program: &MapProgram) -> (SmallVec<[u16; 16]>, usize) {
+fn slots(program: &Program) -> (SmallVec<[u16; 16]>, usize) {
     let insts = &program.insts;
     // The last instruction that reads each register.
     let mut last: SmallVec<[u16; 16]> = (0..insts.len() as u16).collect();
@@ -112,11 +108,22 @@ impl<'a> BoundProgram<'a> {
         inputs: &'a [MapInput],
         order: Option<&[usize]>,
     ) -> Result<Self> {
-        let program = &call.program;
+        Self::of(call, &call.program, inputs, order)
+    }
+
+    /// [`new`](Self::new), with another program than the call's.
+    pub(crate) fn of(
+        call: &'a MapCall,
+        program: &'a Program,
+        inputs: &'a [MapInput],
+        order: Option<&[usize]>,
+    ) -> Result<Self> {
         let (own, slots) = slots(program);
         let mut steps = SmallVec::new();
         let place = |(i, inst): (usize, &Inst)| match *inst {
-            Inst::Param(k) => Place::One(word(call.params[usize::from(k)], program.kinds[i])),
+            Inst::Param(k) if usize::from(k) < call.params.len() => {
+                Place::One(word(call.params[usize::from(k)], program.kinds[i]))
+            }
             Inst::Const(value, kind) => Place::One(word(value, kind)),
             _ => {
                 steps.push(i as u16);
@@ -139,32 +146,38 @@ impl<'a> BoundProgram<'a> {
 
     /// Runs the program over at most [`BLOCK`] positions. Registers that can be written straight to
     /// an output are, the rest stay in the scratch memory.
-    pub(crate) fn execute(
+    fn execute(
         &self,
         range: Range<usize>,
         scratch: &mut Scratch,
         outs: &mut [&mut [u8]],
-        late: Late<'_>,
     ) -> Result<()> {
+        self.begin(scratch);
+        self.steps(&self.steps, range, Late::default(), scratch, outs)
+    }
+
+    /// Begins with a block: nothing is computed yet.
+    pub(crate) fn begin(&self, scratch: &mut Scratch) {
         if scratch.slots.len() < self.slots {
             let slot = || Some(Box::new(Words([0; BLOCK])));
             scratch.slots.resize_with(self.slots, slot);
         }
         scratch.places.clear();
         scratch.places.extend_from_slice(&self.places);
-        scratch.rows.clear();
-        for (inst, k) in late.reads {
-            let values = &late.values[k * late.per + late.first..][..late.count];
-            scratch.places[usize::from(*inst)] = match values {
-                [value] => Place::One(*value),
-                _ => Place::Rows(scratch.rows.len()),
-            };
-            scratch.rows.extend_from_slice(values);
-        }
-        let rows = late.count.max(1);
-        for i in &self.steps {
+    }
+
+    /// Runs some instructions over at most [`BLOCK`] positions, the same ones since [`begin`](Self::begin).
+    pub(crate) fn steps(
+        &self,
+        steps: &[u16],
+        range: Range<usize>,
+        late: Late<'_>,
+        scratch: &mut Scratch,
+        outs: &mut [&mut [u8]],
+    ) -> Result<()> {
+        for i in steps {
             // Not a `Result`: to hand on one of those takes as long as a short instruction does.
-            if !self.instruction(usize::from(*i), range.clone(), rows, scratch, outs) {
+            if !self.instruction(usize::from(*i), range.clone(), late, scratch, outs) {
                 return Err(Error::DivisionByZero { op: self.op });
             }
         }
@@ -176,15 +189,21 @@ impl<'a> BoundProgram<'a> {
         &self,
         i: usize,
         range: Range<usize>,
-        rows: usize,
+        late: Late<'_>,
         scratch: &mut Scratch,
         outs: &mut [&mut [u8]],
     ) -> bool {
         let (inst, len) = (&self.program.insts[i], range.len());
-        let reads = matches!(inst, Inst::Load(_) | Inst::Inside(_) | Inst::Index(_));
+        let reads = matches!(
+            inst,
+            Inst::Load(_) | Inst::Inside(_) | Inst::Index(_) | Inst::Param(_)
+        );
+        if late.rows > 1 && !self.frame(scratch, outs, len).is_constant(inst) {
+            inst.operands(|r| self.spread(r, len, late.rows, scratch));
+        }
         if !reads && let Some(o) = self.target(i, outs) {
             let out = std::mem::take(&mut outs[o]);
-            let done = self.block_of(i, &mut self.frame(scratch, outs, len), rows, out);
+            let done = self.compute(inst, &self.frame(scratch, outs, len), out, len);
             outs[o] = out;
             scratch.places[i] = Place::Output(o);
             return done;
@@ -219,31 +238,62 @@ impl<'a> BoundProgram<'a> {
                     _ => (self.grid).form(form, range, bytemuck::cast_slice_mut(slot), |v| v),
                 }
             }
-            _ => {
-                let mut frame = self.frame(scratch, outs, len);
-                if frame.is_constant(inst) {
-                    let rows = if frame.reads_rows(inst) { rows } else { 1 };
-                    let kind = self.program.kinds[i];
-                    let mut values = SmallVec::<[u64; 8]>::new();
-                    for row in 0..rows {
-                        frame.row = row;
-                        done &= self.compute(inst, &frame, slot, 1);
-                        values.push(
-                            with_held!(kind, T => bytemuck::cast_slice::<u8, T>(slot)[0].to_word()),
-                        );
+            Inst::Param(k) => {
+                let first = (usize::from(k) - late.before) * late.rows;
+                match late.values[first..first + late.rows] {
+                    [value] => scratch.places[i] = Place::One(value),
+                    ref values => {
+                        with_held!(self.program.kinds[i], T => {
+                            let all: &mut [T] = bytemuck::cast_slice_mut(slot);
+                            for (row, value) in all.iter_mut().zip(values) {
+                                *row = T::from_word(*value);
+                            }
+                        });
+                        scratch.places[i] = Place::Rows(number);
                     }
-                    scratch.places[i] = match values[..] {
-                        [value] => Place::One(value),
-                        _ => Place::Rows(scratch.rows.len()),
+                }
+            }
+            _ => {
+                let frame = self.frame(scratch, outs, len);
+                if frame.is_constant(inst) && frame.reads_rows(inst) {
+                    let frame = Frame {
+                        len: late.rows,
+                        ..frame
                     };
-                    scratch.rows.extend_from_slice(&values);
+                    done = self.compute(inst, &frame, slot, late.rows);
+                    scratch.places[i] = Place::Rows(number);
+                } else if frame.is_constant(inst) {
+                    done = self.compute(inst, &frame, slot, 1);
+                    let kind = self.program.kinds[i];
+                    let value =
+                        with_held!(kind, T => bytemuck::cast_slice::<u8, T>(slot)[0].to_word());
+                    scratch.places[i] = Place::One(value);
                 } else {
-                    done = self.block_of(i, &mut frame, rows, slot);
+                    done = self.compute(inst, &frame, slot, len);
                 }
             }
         }
         scratch.slots[usize::from(number)] = Some(words);
         done
+    }
+
+    /// Makes one value for each row of a register one for each position.
+    pub(crate) fn spread(&self, reg: Reg, len: usize, rows: usize, scratch: &mut Scratch) {
+        let reg = usize::from(reg);
+        let Place::Rows(number) = scratch.places[reg] else {
+            return;
+        };
+        if let Some(words) = &mut scratch.slots[usize::from(number)] {
+            with_held!(self.program.kinds[reg], T => {
+                let all: &mut [T] = bytemuck::cast_slice_mut(&mut words.0);
+                // From the last on: what is read is not written before.
+                for row in (0..rows).rev() {
+                    let (value, len) = (all[row], len / rows);
+                    all[row * len..(row + 1) * len].fill(value);
+                }
+            });
+        }
+        scratch.places[reg] = Place::Slot(number);
     }
 
     /// What an instruction can read. Always inlined: as a result it would be copied right after it
@@ -260,26 +310,8 @@ impl<'a> BoundProgram<'a> {
             slots: &scratch.slots,
             places: &scratch.places,
             outs,
-            rows: &scratch.rows,
-            row: 0,
-            first: 0,
             len,
         }
-    }
-
-    /// Runs arithmetic instruction `i` into `out` for a whole block: row by row where it reads values
-    /// of rows. Returns false where an integer was divided by zero.
-    fn block_of(&self, i: usize, frame: &mut Frame<'_>, rows: usize, out: &mut [u8]) -> bool {
-        let (inst, len) = (&self.program.insts[i], frame.len);
-        if rows == 1 || !frame.reads_rows(inst) {
-            return self.compute(inst, frame, out, len);
-        }
-        frame.len = len / rows;
-        let size = with_held!(self.program.kinds[i], T => size_of::<T>());
-        (0..rows).all(|row| {
-            (frame.row, frame.first) = (row, row * frame.len);
-            self.compute(inst, frame, &mut out[frame.first * size..], frame.len)
-        })
     }
 
     /// Runs an arithmetic instruction into `out`, for `len` positions. Returns false where an integer
@@ -328,42 +360,55 @@ impl<'a> BoundProgram<'a> {
     pub(crate) fn run(
         &self,
         range: Range<usize>,
-        mut outs: [&mut [u8]; anymesh_kernel::map::MAX_OUTPUTS],
+        mut outs: [&mut [u8]; MAX_OUTPUTS],
         scratch: &mut Scratch,
-        late: Late<'_>,
     ) -> Result<()> {
         let outputs = &self.program.outputs;
         let mut start = range.start;
         while start < range.end {
             let len = BLOCK.min(range.end - start);
-            let mut blocks: [&mut [u8]; anymesh_kernel::map::MAX_OUTPUTS] = Default::default();
+            let mut blocks: [&mut [u8]; MAX_OUTPUTS] = Default::default();
             for (o, (_, dtype)) in outputs.iter().enumerate() {
                 (blocks[o], outs[o]) =
                     std::mem::take(&mut outs[o]).split_at_mut(len * dtype.size());
             }
             let own = &mut blocks[..outputs.len()];
-            self.execute(start..start + len, scratch, own, late)?;
-            for (o, (reg, dtype)) in outputs.iter().enumerate() {
-                if matches!(scratch.places[*reg as usize], Place::Output(direct) if direct == o) {
-                    continue;
-                }
-                let out = std::mem::take(&mut blocks[o]);
-                let mut frame = self.frame(scratch, &blocks, len);
-                let rows = match scratch.places[usize::from(*reg)] {
-                    Place::Rows(_) => late.count,
-                    _ => 1,
-                };
-                for (row, out) in out.chunks_mut(len / rows * dtype.size()).enumerate() {
-                    frame.row = row;
-                    with_stored!(*dtype, S => match frame.src::<<S as Stored>::Held>(*reg) {
-                        Src::One(value) => bytemuck::cast_slice_mut::<u8, S>(out).fill(S::store(value)),
-                        Src::Many(values) => element::store(values, *dtype, out),
-                    });
-                }
-            }
+            self.execute(start..start + len, scratch, own)?;
+            self.store(len, own, scratch);
             start += len;
         }
         Ok(())
+    }
+
+    /// Runs the program at one position.
+    pub(crate) fn run_at(
+        &self,
+        at: usize,
+        outs: &mut [&mut [u8]],
+        late: Late<'_>,
+        scratch: &mut Scratch,
+    ) -> Result<()> {
+        self.begin(scratch);
+        self.steps(&self.steps, at..at + 1, late, scratch, outs)?;
+        self.store(1, outs, scratch);
+        Ok(())
+    }
+
+    /// Stores as many outputs as there are `outs`, of the block that was computed last.
+    pub(crate) fn store(&self, len: usize, outs: &mut [&mut [u8]], scratch: &Scratch) {
+        for o in 0..outs.len() {
+            let (reg, dtype) = self.program.outputs[o];
+            if matches!(scratch.places[usize::from(reg)], Place::Output(direct) if direct == o) {
+                continue;
+            }
+            let out = std::mem::take(&mut outs[o]);
+            let frame = self.frame(scratch, outs, len);
+            with_stored!(dtype, S => match frame.src::<<S as Stored>::Held>(reg) {
+                Src::One(value) => bytemuck::cast_slice_mut::<u8, S>(out).fill(S::store(value)),
+                Src::Many(values) => element::store(values, dtype, out),
+            });
+            outs[o] = out;
+        }
     }
 
     /// The values of the program's first output for a block, as they are held.
@@ -373,21 +418,19 @@ impl<'a> BoundProgram<'a> {
         scratch: &'s mut Scratch,
     ) -> Result<Src<'s, T>> {
         let len = range.len();
-        self.execute(range, scratch, &mut [], Late::default())?;
-        Ok(self.output(0, scratch, 0, len))
+        self.execute(range, scratch, &mut [])?;
+        Ok(self.output(0, scratch, &[], len))
     }
 
-    /// The values of output `o` for row `row`, `len` positions, of the block that was executed last,
-    /// as they are held.
+    /// The `len` values of output `o` of the block that was computed last, as they are held.
     pub(crate) fn output<'s, T: Held>(
         &'s self,
         o: usize,
         scratch: &'s Scratch,
-        row: usize,
+        outs: &'s [&'s mut [u8]],
         len: usize,
     ) -> Src<'s, T> {
-        let mut frame = self.frame(scratch, &[], len);
-        (frame.row, frame.first) = (row, row * len);
+        let frame = self.frame(scratch, outs, len);
         frame.src(self.program.outputs[o].0)
     }
 
@@ -428,18 +471,18 @@ pub(crate) fn map(call: &MapCall) -> Result<Buffers> {
     for (_, dtype) in outputs {
         memories.push(Memory::new(plan.len().saturating_mul(dtype.size()))?);
     }
-    let mut rest: [&mut [u8]; anymesh_kernel::map::MAX_OUTPUTS] = Default::default();
+    let mut rest: [&mut [u8]; MAX_OUTPUTS] = Default::default();
     for (rest, memory) in rest.iter_mut().zip(&mut memories) {
         *rest = memory.bytes_mut();
     }
     if plan.len() < parallel::THRESHOLD {
-        Scratch::with(|scratch| plan.run(0..plan.len(), rest, scratch, Late::default()))?;
+        Scratch::with(|scratch| plan.run(0..plan.len(), rest, scratch))?;
     } else {
         let mut tasks = Vec::with_capacity(plan.len().div_ceil(parallel::CHUNK));
         let mut start = 0;
         while start < plan.len() {
             let len = parallel::CHUNK.min(plan.len() - start);
-            let mut parts: [&mut [u8]; anymesh_kernel::map::MAX_OUTPUTS] = Default::default();
+            let mut parts: [&mut [u8]; MAX_OUTPUTS] = Default::default();
             for (o, (_, dtype)) in outputs.iter().enumerate() {
                 (parts[o], rest[o]) = std::mem::take(&mut rest[o]).split_at_mut(len * dtype.size());
             }
@@ -447,7 +490,7 @@ pub(crate) fn map(call: &MapCall) -> Result<Buffers> {
             start += len;
         }
         parallel::try_each(plan.len(), tasks.into_iter(), |_, (range, parts)| {
-            Scratch::with(|scratch| plan.run(range, parts, scratch, Late::default()))
+            Scratch::with(|scratch| plan.run(range, parts, scratch))
         })?;
     }
     Ok(memories.into_iter().map(Memory::buffer).collect())

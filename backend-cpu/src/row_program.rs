@@ -1,5 +1,7 @@
-//! Row programs: each part is a map program that runs over blocks of a row while that is in cache.
+//! Row programs: their parts are one map program that runs over blocks of rows while these are in cache.
 //! Results of reductions are parameters that change from row to row.
+
+mod joined;
 
 use crate::{
     copy,
@@ -12,12 +14,12 @@ use crate::{
     scalar::Float,
 };
 use anymesh_kernel::{
-    DType, Error, MapProgram, Result, Scalar,
+    DType, Error, MapProgram, Result,
     backend::{Affine, Buffers, MapCall, MapInput, ReduceOp, RowProgramCall},
-    map::{Inst, MAX_OUTPUTS},
+    map::MAX_OUTPUTS,
 };
+use joined::{Joined, Part};
 use smallvec::{SmallVec, smallvec};
-use std::ops::Range;
 
 /// At most so many partial sums of a column: each has memory for all columns.
 const COLUMN_PARTS: usize = 64;
@@ -45,60 +47,19 @@ pub(crate) fn row_program(call: &RowProgramCall) -> Result<Buffers> {
     }
 }
 
-/// A part of the program, and where it reads results of reductions: its instruction, and which.
-struct Part<'a> {
-    bound: BoundProgram<'a>,
-    reads: SmallVec<[(u16, usize); 4]>,
-}
-
-impl<'a> Part<'a> {
-    fn new(map: &'a MapCall, inputs: &'a [MapInput], params: usize) -> Result<Self> {
-        let read = |(i, inst): (usize, &Inst)| match *inst {
-            Inst::Param(k) => Some((i as u16, usize::from(k).checked_sub(params)?)),
-            _ => None,
-        };
-        Ok(Self {
-            bound: BoundProgram::new(map, inputs, None)?,
-            reads: (map.program.insts.iter().enumerate())
-                .filter_map(read)
-                .collect(),
-        })
-    }
-
-    /// The results of these rows as the program reads them.
-    fn late<'r>(&'r self, results: &'r Results, rows: Range<usize>) -> Late<'r> {
-        Late {
-            reads: &self.reads,
-            values: &results.values,
-            per: results.rows,
-            first: rows.start,
-            count: rows.len(),
-        }
-    }
-}
-
-/// Results of reductions of some rows that are computed together: for each reduction one of each row.
-#[derive(Default)]
-struct Results {
-    values: SmallVec<[u64; 16]>,
-    rows: usize,
-}
-
-/// A map call for one of the programs.
+/// A map call for the programs of a row program, with the parameters of its own.
 fn map_call(call: &RowProgramCall, program: &MapProgram) -> MapCall {
     let column = Affine {
         offset: 0,
         strides: smallvec![0, 1],
     };
-    let mut params: SmallVec<[Scalar; 2]> = call.params.iter().copied().collect();
-    params.resize(program.params.len(), Scalar::Float(0.0));
     MapCall {
         op: call.op,
         program: program.clone(),
         shape: call.shape.clone(),
         inputs: smallvec![],
-        indices: program.indices.iter().map(|_| column.clone()).collect(),
-        params,
+        indices: smallvec![column],
+        params: call.params.iter().copied().collect(),
         over: Default::default(),
     }
 }
@@ -137,18 +98,20 @@ fn run<T: Float>(call: &RowProgramCall) -> Result<Buffers> {
     let inputs: SmallVec<[MapInput; 4]> = call.inputs.iter().map(given).collect();
     let straight = copy::straightened(&inputs)?;
     let inputs = straight.as_deref().unwrap_or(&inputs);
-    let folds: Vec<MapCall> = (program.folds.iter())
-        .map(|fold| map_call(call, &fold.program))
-        .collect();
-    let [each, per_row, columns] = [&program.each, &program.rows, &program.columns]
-        .map(|part| part.as_ref().map(|program| map_call(call, program)));
-    let part = |map| Part::new(map, inputs, program.params);
+    let joined = Joined::new(program);
+    let some = program.programs().next();
+    let Some(map) = some.map(|some| map_call(call, some)) else {
+        return Ok(smallvec![]);
+    };
+    let of_rows = program.rows.as_ref().map(|program| map_call(call, program));
+    let of_rows = of_rows
+        .as_ref()
+        .map(|map| BoundProgram::new(map, inputs, None));
     let work = Work::<T> {
         call,
-        folds: folds.iter().map(part).collect::<Result<_>>()?,
-        each: each.as_ref().map(part).transpose()?,
-        rows: per_row.as_ref().map(part).transpose()?,
-        columns: columns.as_ref().map(part).transpose()?,
+        joined: &joined,
+        bound: BoundProgram::of(&map, &joined.program, inputs, None)?,
+        rows: of_rows.transpose()?,
         sum: SumFloat::new(None),
     };
     let [each, per_row, columns] = program.dtypes();
@@ -202,14 +165,21 @@ fn run<T: Float>(call: &RowProgramCall) -> Result<Buffers> {
     Ok(buffers)
 }
 
-/// All parts, bound to their inputs.
+/// The program, bound to its inputs.
 struct Work<'a, T> {
     call: &'a RowProgramCall,
-    folds: Vec<Part<'a>>,
-    each: Option<Part<'a>>,
-    rows: Option<Part<'a>>,
-    columns: Option<Part<'a>>,
+    joined: &'a Joined,
+    bound: BoundProgram<'a>,
+    /// What is computed for each row, at its first position.
+    rows: Option<BoundProgram<'a>>,
     sum: SumFloat<T>,
+}
+
+/// Some rows that are computed together, and for each reduction so far its result of each of them.
+struct Group {
+    start: usize,
+    rows: usize,
+    results: SmallVec<[u64; 16]>,
 }
 
 impl<T: Float> Work<'_, T> {
@@ -217,49 +187,91 @@ impl<T: Float> Work<'_, T> {
         let n = self.call.shape[1];
         // Short rows share a block: an instruction then begins once for several of them.
         let together = (BLOCK / n).max(1);
-        let mut results = Results::default();
         for first in (0..task.count).step_by(together) {
-            let rows = together.min(task.count - first);
-            let start = (task.first + first) * n;
-            results.values.clear();
-            results.rows = rows;
-            for k in 0..self.folds.len() {
-                self.fold(k, start, &mut results, scratch)?;
+            let mut group = Group {
+                start: (task.first + first) * n,
+                rows: together.min(task.count - first),
+                results: smallvec![],
+            };
+            self.bound.begin(scratch);
+            for k in 0..self.joined.folds.len() {
+                self.fold(k, &mut group, scratch)?;
             }
-            if let Some(part) = &self.each {
-                let mut outs: [&mut [u8]; MAX_OUTPUTS] = Default::default();
-                for (o, (_, dtype)) in part.bound.outputs().iter().enumerate() {
-                    outs[o] = take(&mut task.each[o], rows * n * dtype.size());
-                }
-                let late = part.late(&results, 0..rows);
-                (part.bound).run(start..start + rows * n, outs, scratch, late)?;
+            self.elements(&group, task, scratch)?;
+            if let Some(bound) = &self.rows {
+                self.numbers(bound, &group, &mut task.rows, scratch)?;
             }
-            if let Some(part) = &self.rows {
-                for row in 0..rows {
-                    let mut outs: [&mut [u8]; MAX_OUTPUTS] = Default::default();
-                    for (o, (_, dtype)) in part.bound.outputs().iter().enumerate() {
-                        outs[o] = take(&mut task.rows[o], dtype.size());
-                    }
-                    let (at, late) = (start + row * n, part.late(&results, row..row + 1));
-                    part.bound.run(at..at + 1, outs, scratch, late)?;
-                }
+        }
+        Ok(())
+    }
+
+    /// Computes a part of the program for columns `first..first + len` of some rows. What other parts
+    /// have computed is not computed again, where it is still there.
+    fn part(
+        &self,
+        part: &Part,
+        group: &Group,
+        first: usize,
+        scratch: &mut Scratch,
+        outs: &mut [&mut [u8]],
+    ) -> Result<usize> {
+        let n = self.call.shape[1];
+        let positions = group.rows * BLOCK.min(n - first);
+        let start = group.start + first;
+        let steps = match n > BLOCK {
+            true => {
+                self.bound.begin(scratch);
+                &part.all
             }
-            if let Some(part) = &self.columns {
-                let late = part.late(&results, 0..rows);
-                for first in (0..n).step_by(BLOCK) {
-                    let len = BLOCK.min(n - first);
-                    let range = start + first..start + first + rows * len;
-                    part.bound.execute(range, scratch, &mut [], late)?;
-                    for (o, sums) in task.sums.chunks_mut(n).enumerate() {
-                        let sums = &mut sums[first..first + len];
-                        for row in 0..rows {
-                            match part.bound.output::<T>(o, scratch, row, len) {
-                                Src::Many(values) => self.sum.slab(sums, values, len, 0),
-                                Src::One(value) => {
-                                    sums.iter_mut().for_each(|sum| *sum += value.wide())
-                                }
-                            }
-                        }
+            false => &part.fresh,
+        };
+        let (range, late) = (
+            start..start + positions,
+            self.late(&group.results, group.rows),
+        );
+        self.bound.steps(steps, range, late, scratch, outs)?;
+        if group.rows > 1 {
+            for (reg, _) in &self.bound.outputs()[part.outputs.clone()] {
+                self.bound.spread(*reg, positions, group.rows, scratch);
+            }
+        }
+        Ok(positions)
+    }
+
+    fn late<'r>(&self, values: &'r [u64], rows: usize) -> Late<'r> {
+        Late {
+            before: self.call.params.len(),
+            values,
+            rows,
+        }
+    }
+
+    /// Outputs of elements, and sums of columns.
+    fn elements(&self, group: &Group, task: &mut Task<'_>, scratch: &mut Scratch) -> Result<()> {
+        let (n, joined) = (self.call.shape[1], self.joined);
+        for first in (0..n).step_by(BLOCK) {
+            let len = BLOCK.min(n - first);
+            let mut outs: [&mut [u8]; MAX_OUTPUTS] = Default::default();
+            let outs = &mut outs[..joined.outputs];
+            for (o, out) in outs.iter_mut().enumerate() {
+                let (_, dtype) = self.bound.outputs()[o];
+                *out = take(&mut task.each[o], group.rows * len * dtype.size());
+            }
+            if let Some(part) = &joined.each {
+                let positions = self.part(part, group, first, scratch, outs)?;
+                self.bound.store(positions, outs, scratch);
+            }
+            let Some(part) = &joined.columns else {
+                continue;
+            };
+            let positions = self.part(part, group, first, scratch, outs)?;
+            for (o, sums) in task.sums.chunks_mut(n).enumerate() {
+                let sums = &mut sums[first..first + len];
+                match (self.bound).output::<T>(part.outputs.start + o, scratch, outs, positions) {
+                    Src::Many(values) => self.sum.slab(sums, values, len, 0),
+                    Src::One(value) => {
+                        let value = value.wide() * group.rows as f64;
+                        sums.iter_mut().for_each(|sum| *sum += value)
                     }
                 }
             }
@@ -267,25 +279,38 @@ impl<T: Float> Work<'_, T> {
         Ok(())
     }
 
-    /// The results of reduction `k` of the rows from `start` on, behind those of earlier ones.
-    fn fold(
+    /// Outputs of rows.
+    fn numbers(
         &self,
-        k: usize,
-        start: usize,
-        results: &mut Results,
+        bound: &BoundProgram<'_>,
+        group: &Group,
+        out: &mut [&mut [u8]; MAX_OUTPUTS],
         scratch: &mut Scratch,
     ) -> Result<()> {
+        let count = bound.outputs().len();
+        for row in 0..group.rows {
+            let mut outs: [&mut [u8]; MAX_OUTPUTS] = Default::default();
+            for (o, (_, dtype)) in bound.outputs().iter().enumerate() {
+                outs[o] = take(&mut out[o], dtype.size());
+            }
+            let results = group.results.iter().skip(row).step_by(group.rows);
+            let results: SmallVec<[u64; 4]> = results.copied().collect();
+            let at = group.start + row * self.call.shape[1];
+            let late = self.late(&results, 1);
+            bound.run_at(at, &mut outs[..count], late, scratch)?;
+        }
+        Ok(())
+    }
+
+    /// The results of reduction `k` of some rows, behind those of earlier ones.
+    fn fold(&self, k: usize, group: &mut Group, scratch: &mut Scratch) -> Result<()> {
         let fold = &self.call.program.folds[k];
         let scale = fold.scale.map(|scale| self.call.params[scale].to_f64());
         match fold.mode {
-            ReduceOp::Sum => self.folded(&SumFloat::new(scale), k, start, results, scratch),
-            ReduceOp::Max => {
-                self.folded(&Extreme::<T, true>::new(scale), k, start, results, scratch)
-            }
-            ReduceOp::Min => {
-                self.folded(&Extreme::<T, false>::new(scale), k, start, results, scratch)
-            }
-            ReduceOp::LogSumExp => self.folded(&LogSumExp::new(scale), k, start, results, scratch),
+            ReduceOp::Sum => self.folded(&SumFloat::new(scale), k, group, scratch),
+            ReduceOp::Max => self.folded(&Extreme::<T, true>::new(scale), k, group, scratch),
+            ReduceOp::Min => self.folded(&Extreme::<T, false>::new(scale), k, group, scratch),
+            ReduceOp::LogSumExp => self.folded(&LogSumExp::new(scale), k, group, scratch),
             _ => Err(Error::DType {
                 op: self.call.op,
                 dtype: T::KIND.dtype(),
@@ -298,27 +323,33 @@ impl<T: Float> Work<'_, T> {
         &self,
         fold: &F,
         k: usize,
-        start: usize,
-        results: &mut Results,
+        group: &mut Group,
         scratch: &mut Scratch,
     ) -> Result<()> {
-        let (n, part, rows) = (self.call.shape[1], &self.folds[k], results.rows);
-        let mut accs: SmallVec<[F::Acc; 16]> = smallvec![fold.start(); rows];
+        let (n, part) = (self.call.shape[1], &self.joined.folds[k]);
+        let mut accs: SmallVec<[F::Acc; 16]> = smallvec![fold.start(); group.rows];
         for first in (0..n).step_by(BLOCK) {
             // Rows that share a block are whole.
             let len = BLOCK.min(n - first);
-            let range = start + first..start + first + rows * len;
-            let late = part.late(results, 0..rows);
-            part.bound.execute(range, scratch, &mut [], late)?;
-            for (row, acc) in accs.iter_mut().enumerate() {
-                match part.bound.output::<T>(0, scratch, row, len) {
-                    Src::Many(values) => fold.row(acc, values, first),
-                    Src::One(value) => fold.row(acc, &[value; BLOCK][..len], first),
+            let positions = self.part(part, group, first, scratch, &mut [])?;
+            match self
+                .bound
+                .output::<T>(part.outputs.start, scratch, &[], positions)
+            {
+                Src::Many(values) => {
+                    for (acc, values) in accs.iter_mut().zip(values.chunks(len)) {
+                        fold.row(acc, values, first);
+                    }
+                }
+                Src::One(value) => {
+                    for acc in &mut accs {
+                        fold.row(acc, &[value; BLOCK][..len], first);
+                    }
                 }
             }
         }
         let done = accs.into_iter().map(|acc| fold.finish(acc).to_word());
-        results.values.extend(done);
+        group.results.extend(done);
         Ok(())
     }
 }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::testing::{assert_close, dense_view, random, read, values};
 use anymesh_kernel::{
-    Layout, View,
+    Layout, Scalar, View,
     backend::{RowBuilder, RowProgram},
 };
 use std::sync::Arc;
