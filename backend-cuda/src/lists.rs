@@ -1,12 +1,11 @@
 //! Lists of launches that came before, with the same memory, as one graph of the driver.
 //!
-//! Deferred execution runs lists of launches, and a training step's come again: the same launches,
-//! which take and give back memory in the same order, and so with the same addresses. The first time
-//! it is written down what each launch of a list comes to (see [`trace`]). When the list comes again
-//! with operands at the same places its launches are not made any more: along the list the pool is asked
-//! for the same memory, and as long as that lies where it lay, results are handed out. At the end the
-//! whole list is one call of the driver. Where memory lies elsewhere the launches so far are queued as
-//! they were written down, and the others are made.
+//! Deferred execution runs lists of launches, and a training step's come again. The first time it is
+//! written down what each launch of a list comes to (see [`trace`]). When the list comes again with
+//! operands at the same places its launches are not made any more: along the list the pool is asked for
+//! the very memory that was taken before, and as long as that is free, results are handed out. At the end
+//! the whole list is one call of the driver. Where it is not free the launches so far are queued as they
+//! were written down, and the others are made.
 //!
 //! The pool is held until the list is queued: otherwise memory that it gives back could be filled by
 //! others before it is used here.

@@ -108,16 +108,9 @@ pub(crate) struct Hold<'a> {
 }
 
 impl Hold<'_> {
-    /// Takes memory at the address that it had before; whether it could.
+    /// Takes memory at the address that it had before, if that is free; whether it was.
     pub(crate) fn take(&mut self, bytes: u64, address: u64) -> bool {
-        match self.pool.take(bytes) {
-            Some(taken) if taken == address => true,
-            Some(taken) => {
-                self.pool.give(taken);
-                false
-            }
-            None => false,
-        }
+        self.pool.take_at(bytes, address)
     }
 
     pub(crate) fn give(&mut self, address: u64) {
@@ -278,6 +271,12 @@ impl Arena for GpuArena {
         self.client
             .write(memory.handle(), Bytes::from_bytes_vec(bytes));
         Ok(memory)
+    }
+
+    fn refilled(&self, old: &Memory, bytes: Vec<u8>) -> Result<Memory> {
+        // What is queued later runs later.
+        (self.client).write(old.handle(), Bytes::from_bytes_vec(bytes));
+        Ok(old.clone())
     }
 
     fn standing(&self, bytes: Vec<u8>) -> Result<Memory> {

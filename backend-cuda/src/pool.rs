@@ -9,7 +9,10 @@
 //! queued later runs later.
 
 use anymesh_kernel::Mixed;
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+};
 
 /// Pieces begin and end at multiples of this, which is what the fastest loads and cuBLASLt want.
 pub(crate) const ALIGNMENT: u64 = 512;
@@ -86,22 +89,65 @@ impl Pool {
         let small = bytes <= SMALL;
         let found = self.free.range((small, bytes, 0)..).next().copied();
         let (_, whole, address) = found.filter(|(kind, ..)| *kind == small)?;
-        self.free.remove(&(small, whole, address));
-        let piece = self.pieces.get_mut(&address)?;
-        piece.free = false;
-        piece.bytes = bytes;
-        let rest = Piece {
-            bytes: whole - bytes,
-            before: address,
-            free: true,
-            ..*piece
-        };
-        if rest.bytes > 0 {
-            self.put(address + bytes, rest, small);
-        }
-        self.live += bytes;
-        self.peak = self.peak.max(self.live);
+        self.cut(small, address..address + whole, address..address + bytes);
         Some(address)
+    }
+
+    /// The piece at this address, where all of it is free; whether it was.
+    pub(crate) fn take_at(&mut self, bytes: u64, address: u64) -> bool {
+        let bytes = rounded(bytes);
+        let (small, wanted) = (bytes <= SMALL, address..address + bytes);
+        let around = |whole: &Range<u64>| whole.start <= address && wanted.end <= whole.end;
+        // Mostly it begins where a free piece does.
+        let begins = self.pieces.get(&address).filter(|piece| piece.free);
+        let begins = begins.map(|piece| address..address + piece.bytes);
+        let found = begins.or_else(|| {
+            let kind = (small, bytes, 0)..=(small, u64::MAX, u64::MAX);
+            let mut pieces = (self.free.range(kind)).map(|(_, whole, at)| *at..at + whole);
+            pieces.find(around)
+        });
+        let free = |whole: &Range<u64>| {
+            let entry = (small, whole.end - whole.start, whole.start);
+            around(whole) && self.free.contains(&entry)
+        };
+        let Some(whole) = found.filter(free) else {
+            return false;
+        };
+        self.cut(small, whole, wanted);
+        true
+    }
+
+    /// Takes a part of a free piece; what is before and behind it stays free.
+    fn cut(&mut self, small: bool, whole: Range<u64>, part: Range<u64>) {
+        let Some(piece) = self.pieces.get(&whole.start).copied() else {
+            return;
+        };
+        (self.free).remove(&(small, whole.end - whole.start, whole.start));
+        let mut taken = Piece {
+            bytes: part.end - part.start,
+            free: false,
+            ..piece
+        };
+        if whole.start < part.start {
+            taken.before = whole.start;
+            let bytes = part.start - whole.start;
+            self.put(whole.start, Piece { bytes, ..piece }, small);
+        }
+        if part.end < whole.end {
+            let rest = Piece {
+                bytes: whole.end - part.end,
+                before: part.start,
+                ..piece
+            };
+            self.put(part.end, rest, small);
+        } else if let Some(after) =
+            (self.pieces.get_mut(&part.end)).filter(|p| p.slab == piece.slab)
+        {
+            after.before = part.start;
+        }
+        self.live += taken.bytes;
+        self.peak = self.peak.max(self.live);
+        self.pieces.insert(part.start, taken);
     }
 
     /// Gives a piece back.

@@ -106,6 +106,13 @@ pub trait Arena: Send + Sync {
     /// Memory with these contents, which are padded.
     fn filled(&self, bytes: Vec<u8>) -> Result<Memory>;
 
+    /// Memory with these contents, as [`filled`](Self::filled) gives: `old`, of the same size, which nobody
+    /// but kernels that are queued uses any more, or other memory.
+    fn refilled(&self, old: &Memory, bytes: Vec<u8>) -> Result<Memory> {
+        let _ = old;
+        self.filled(bytes)
+    }
+
     /// Memory with these contents that kernels write in place: one that cannot be run leaves it as
     /// it was, and not as garbage.
     fn standing(&self, bytes: Vec<u8>) -> Result<Memory> {

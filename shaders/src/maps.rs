@@ -254,10 +254,13 @@ impl CubeBackend {
         }
         let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         bytes.resize(bytes.len().next_multiple_of(crate::PAD), 0);
-        let memory = self.arena.filled(bytes)?;
-        if tables.len() >= TABLES {
-            tables.pop_front();
-        }
+        // In the place of an old one: what is taken and given back moves what is taken next.
+        let alike = |(_, old): &(Vec<u64>, Memory)| old.bytes == bytes.len();
+        let old = (tables.len() >= TABLES).then(|| tables.iter().position(alike).unwrap_or(0));
+        let memory = match old.and_then(|k| tables.remove(k)) {
+            Some((_, old)) if old.bytes == bytes.len() => self.arena.refilled(&old, bytes)?,
+            _ => self.arena.filled(bytes)?,
+        };
         tables.push_back((words, memory.clone()));
         Ok(memory)
     }

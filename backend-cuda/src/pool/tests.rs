@@ -102,6 +102,7 @@ fn pieces_never_overlap() {
     let mut pool = pool(&[1000, 8 * MIB, 8 * MIB, 100 * MIB]);
     let reserved = pool.report().cached;
     let mut held: Vec<(u64, u64)> = vec![];
+    let (mut before, mut at_places) = (vec![], 0);
     let mut state = 1u64;
     let mut random = move |below: u64| {
         state = state
@@ -111,8 +112,21 @@ fn pieces_never_overlap() {
     };
     for _ in 0..20_000 {
         if random(2) == 0 && !held.is_empty() {
-            let (at, _) = held.swap_remove(random(held.len() as u64) as usize);
+            let (at, end) = held.swap_remove(random(held.len() as u64) as usize);
             pool.give(at);
+            before.push((at, end));
+        } else if random(2) == 0 && !before.is_empty() {
+            let (at, end) = before[random(before.len() as u64) as usize];
+            let free = held.iter().all(|&(a, b)| end <= a || b <= at);
+            assert_eq!(
+                pool.take_at(end - at, at),
+                free,
+                "all that is free can be taken"
+            );
+            if free {
+                at_places += 1;
+                held.push((at, end));
+            }
         } else {
             let most = [5000, 20 * MIB][random(2) as usize];
             let bytes = 1 + random(most);
@@ -127,6 +141,7 @@ fn pieces_never_overlap() {
         let report = pool.report();
         assert_eq!((report.live, report.cached), (live, reserved - live));
     }
+    assert!(at_places > 100, "{at_places}");
     for (at, _) in held {
         pool.give(at);
     }
