@@ -7,15 +7,28 @@ use crate::{
     grad::{Back, Pulled},
     map::Val,
     ops::row_program::Rows,
+    table::Table,
 };
+use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
 
 /// The parameters of the program: one over the length of a row, and what is added under the root.
 const SHARE: usize = 0;
 const EPS: usize = 1;
 
+/// What tells programs apart.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Which {
+    inputs: SmallVec<[DType; 4]>,
+    rms: bool,
+    wanted: Wanted,
+    /// The dtypes of weight and bias.
+    parameters: [Option<DType>; 2],
+    beside: bool,
+}
+
 /// Which gradients are wanted.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Wanted {
     input: bool,
     weight: bool,
@@ -54,13 +67,15 @@ fn scaled<'b>(a: &RowArgs<'b>, weighted: bool) -> Val<'b> {
 /// `r (g w - mean(g w) - h mean(g w h))` with `h = (x - mean) r`, and the sums of `g h` and `g` over
 /// all rows. The inputs are `x`, `g`, the weight where there is one, and last what else is added to
 /// the gradient of `x`, once that is rounded, if there is something `beside`.
-fn program(
-    inputs: &[DType],
-    rms: bool,
-    wanted: Wanted,
-    parameters: [Option<DType>; 2],
-    beside: bool,
-) -> Result<Arc<RowProgram>> {
+fn program(which: &Which) -> Result<Arc<RowProgram>> {
+    let Which {
+        inputs,
+        rms,
+        wanted,
+        parameters,
+        beside,
+    } = which;
+    let (rms, beside, parameters) = (*rms, *beside, *parameters);
     let mut b = RowBuilder::new(inputs, 2);
     let kind = b.kind();
     let weighted = parameters[0].is_some();
@@ -100,6 +115,20 @@ fn program(
     b.finish()
 }
 
+/// [`program`], made once: a step of training asks for the same one again and again, and to make it takes
+/// longer than to launch it.
+fn known(which: Which) -> Result<Arc<RowProgram>> {
+    thread_local! {
+        static KNOWN: Table<Which, Arc<RowProgram>> = Table::default();
+    }
+    if let Some(program) = KNOWN.with(|all| all.get(&which)) {
+        return Ok(program);
+    }
+    let program = program(&which)?;
+    KNOWN.with(|all| all.insert(which, program.clone()));
+    Ok(program)
+}
+
 impl ForBackward {
     /// What [`pull`](Self::pull) gives, by one launch; `None` where it is to be composed. What is
     /// `beside` is added to the gradient of the input.
@@ -131,11 +160,17 @@ impl ForBackward {
         let Some(rows) = Rows::new(self.op, x, dims, &operands)? else {
             return Ok(None);
         };
-        let mut inputs = vec![x.dtype(), g.dtype()];
+        let mut inputs: SmallVec<[DType; 4]> = smallvec![x.dtype(), g.dtype()];
         inputs.extend(weight.map(|weight| weight.dtype()));
-        let of = [weight, bias].map(|p| p.map(|p| p.dtype()));
+        let parameters = [weight, bias].map(|p| p.map(|p| p.dtype()));
         inputs.extend(beside.map(|beside| beside.dtype()));
-        let program = program(&inputs, self.rms, wanted, of, beside.is_some())?;
+        let program = known(Which {
+            inputs,
+            rms: self.rms,
+            wanted,
+            parameters,
+            beside: beside.is_some(),
+        })?;
         let params = [1.0 / rows.length() as f64, self.eps];
         let rows = rows.elements(x)?.elements(g)?;
         let rows = match weight {
