@@ -121,7 +121,7 @@ fn a_list_that_comes_again_gives_its_results_without_its_launches() {
 }
 
 #[test]
-fn where_memory_lies_elsewhere_the_rest_is_launched() {
+fn where_memory_is_in_use_the_rest_is_launched() {
     let scene = Scene::new();
     let (kept, _) = scene.run(4, &[]);
     let first = scene.written();
@@ -141,13 +141,9 @@ fn where_memory_lies_elsewhere_the_rest_is_launched() {
     // That is what is tried from now on.
     drop(kept);
     assert_eq!(scene.run(4, &[]).1, 0);
+    // Also where more is free than then.
     drop(blocked);
-    let made = [0; 3].map(|_| {
-        let (_, made) = scene.run(4, &[]);
-        scene.written();
-        made
-    });
-    assert_eq!(made, [2, 0, 0]);
+    assert_eq!(scene.run(4, &[]).1, 0);
 }
 
 #[test]
