@@ -198,10 +198,12 @@ impl<'a> BoundProgram<'a> {
             inst,
             Inst::Load(_) | Inst::Inside(_) | Inst::Index(_) | Inst::Param(_)
         );
-        if late.rows > 1 && !self.frame(scratch, outs, len).is_constant(inst) {
+        let target = self.target(i, outs).filter(|_| !reads);
+        let positions = target.is_some() || !self.frame(scratch, outs, len).is_constant(inst);
+        if late.rows > 1 && positions {
             inst.operands(|r| self.spread(r, len, late.rows, scratch));
         }
-        if !reads && let Some(o) = self.target(i, outs) {
+        if let Some(o) = target {
             let out = std::mem::take(&mut outs[o]);
             let done = self.compute(inst, &self.frame(scratch, outs, len), out, len);
             outs[o] = out;

@@ -117,6 +117,46 @@ fn gradients_of_a_norm_and_of_its_parameters_come_from_one_call() {
 }
 
 #[test]
+fn what_is_the_same_in_a_row_can_be_an_output_a_reduction_and_a_sum_of_columns() {
+    // Rows that share a block, and rows of several blocks.
+    for (rows, n) in [(7, 100), (3, 2500)] {
+        let x = dense_view(&random(rows * n, 4, false), DType::F32, [rows, n]);
+        let mut b = RowBuilder::new(&[DType::F32], 0);
+        let top = b.fold(ReduceOp::Max, None, |a| a.x[0]).expect("valid");
+        let all = b
+            .fold(ReduceOp::Sum, None, |a| a.r[top] * 0.5)
+            .expect("valid");
+        b.each([DType::F32; 3], |a| {
+            [a.r[top] * 2.0, a.r[all], a.x[0] - a.r[top] * 2.0]
+        })
+        .expect("valid");
+        b.columns([DType::F32], |a| [a.r[top] + 1.0])
+            .expect("valid");
+        let program = b.finish().expect("valid");
+        let out = row_program(&call(program, [rows, n], &[&x], &[])).expect("runs");
+        let xs = values(&x);
+        let tops: Vec<f64> = (xs.chunks(n))
+            .map(|row| row.iter().copied().fold(f64::MIN, f64::max))
+            .collect();
+        let each = |f: &dyn Fn(usize, f64) -> f64| -> Vec<f64> {
+            (0..rows * n).map(|i| f(i, tops[i / n])).collect()
+        };
+        let read = |k: usize| read(&out[k], DType::F32);
+        assert_close(&read(0), &each(&|_, top| top * 2.0), 1e-6, "twice the top");
+        let sums = each(&|_, top| top * 0.5 * n as f64);
+        assert_close(&read(1), &sums, 1e-6, "the sum");
+        assert_close(
+            &read(2),
+            &each(&|i, top| xs[i] - top * 2.0),
+            1e-6,
+            "elements",
+        );
+        let columns = vec![tops.iter().map(|top| top + 1.0).sum::<f64>(); n];
+        assert_close(&read(3), &columns, 1e-6, "columns");
+    }
+}
+
+#[test]
 fn reductions_with_columns_and_numbers_of_rows_give_numbers_of_rows() {
     let (rows, n) = (40, 2100);
     let x = dense_view(&random(rows * n, 5, false), DType::F32, [rows, n]);
