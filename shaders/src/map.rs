@@ -226,7 +226,12 @@ impl CubeBackend {
         let mut outputs = Vec::with_capacity(call.program.outputs.len());
         let mut buffers = Buffers::new();
         for (k, (_, dtype)) in call.program.outputs.iter().enumerate() {
-            let (memory, buffer) = match self.memory_over(call, k)? {
+            let input = call.over.of(k).and_then(|input| call.inputs.get(input));
+            let taken = match input {
+                Some(input) => self.memory_over(&input.view, *dtype, elements)?,
+                None => None,
+            };
+            let (memory, buffer) = match taken {
                 Some(taken) => taken,
                 None => {
                     let memory = self.alloc(*dtype, elements)?;
@@ -267,15 +272,21 @@ impl CubeBackend {
         Ok(buffers)
     }
 
-    /// The memory of the input that result `k` may take. Every thread reads an element before it writes
-    /// it, and no other one. Only on CUDA: elsewhere one kernel cannot bind memory twice.
-    fn memory_over(&self, call: &MapCall, k: usize) -> Result<Option<(Memory, Buffer)>> {
-        let Some(input) = call.over.of(k).filter(|_| self.native) else {
+    /// The memory of an input, where `elements` of `dtype` fit into it as they lie there: for a result that
+    /// may take it. Every thread reads an element before it writes it, and no other one after. Only on
+    /// CUDA: elsewhere one kernel cannot bind memory twice.
+    pub(crate) fn memory_over(
+        &self,
+        view: &View,
+        dtype: DType,
+        elements: usize,
+    ) -> Result<Option<(Memory, Buffer)>> {
+        let dense = view.layout.offset == 0 && view.layout.is_contiguous();
+        if !self.native || view.dtype != dtype || !dense {
             return Ok(None);
-        };
-        let view = &call.inputs[input].view;
-        let (memory, dtype) = (crate::memory(view)?, call.program.outputs[k].1);
-        let fits = memory.bytes == Memory::padded(dtype, call.shape.numel());
+        }
+        let memory = crate::memory(view)?;
+        let fits = memory.bytes == Memory::padded(dtype, elements);
         Ok(fits.then(|| (memory.clone(), view.buffer.clone())))
     }
 

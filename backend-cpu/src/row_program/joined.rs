@@ -1,7 +1,7 @@
 //! The parts of a row program as one program, in which nothing is computed twice.
 
 use anymesh_kernel::{
-    DType, Kind, MapProgram,
+    DType, Kind,
     backend::RowProgram,
     map::{Inst, Program, Reg},
 };
@@ -33,43 +33,32 @@ impl Joined {
             params: row.params,
             ..Joining::default()
         };
-        let mut stored = vec![];
-        let mut add = |program: &MapProgram| {
-            let (part, outputs) = joining.add(program);
-            stored.push(outputs);
-            part
-        };
-        let mut folds: Vec<Part> = row.folds.iter().map(|fold| add(&fold.program)).collect();
-        let mut each = row.each.as_ref().map(&mut add);
-        let mut columns = row.columns.as_ref().map(&mut add);
+        let folds = row.folds.iter().map(|fold| &fold.program);
+        let folds: Vec<Added> = folds.map(|program| joining.add(program)).collect();
+        let each = row.each.as_ref().map(|program| joining.add(program));
+        let columns = row.columns.as_ref().map(|program| joining.add(program));
         // Outputs of elements first: those are written where they go.
         let mut outputs = vec![];
-        let of_each = stored.get(folds.len()).filter(|_| each.is_some());
-        let of_each = of_each.cloned().unwrap_or_default();
-        let count = of_each.len();
-        outputs.extend(of_each);
-        let mut place = |part: &mut Part, own: &[(Reg, DType)]| {
+        let mut place = |(mut part, own): Added| {
             part.outputs = outputs.len()..outputs.len() + own.len();
-            outputs.extend_from_slice(own);
+            outputs.extend(own);
+            part
         };
-        for (fold, own) in folds.iter_mut().zip(&stored) {
-            place(fold, own);
-        }
-        if let (Some(columns), Some(own)) = (&mut columns, stored.last()) {
-            place(columns, own);
-        }
-        if let Some(each) = &mut each {
-            each.outputs = 0..count;
-        }
+        let each = each.map(&mut place);
+        let folds = folds.into_iter().map(&mut place).collect();
+        let columns = columns.map(&mut place);
         Self {
+            outputs: each.as_ref().map_or(0, |each| each.outputs.len()),
             program: joining.finish(outputs),
-            outputs: count,
             folds,
             each,
             columns,
         }
     }
 }
+
+/// A part, and what it stores.
+type Added = (Part, Vec<(Reg, DType)>);
 
 #[derive(Default)]
 struct Joining {
@@ -86,7 +75,7 @@ struct Joining {
 
 impl Joining {
     /// Adds a part: its instructions, and its outputs.
-    fn add(&mut self, program: &Program) -> (Part, Vec<(Reg, DType)>) {
+    fn add(&mut self, program: &Program) -> Added {
         fn longer<T: Clone>(all: &mut Vec<T>, of: &[T]) {
             if of.len() > all.len() {
                 *all = of.to_vec();

@@ -1,7 +1,10 @@
 //! Calls of the families that visit every position of a space: maps, reductions, scans.
 
 use super::View;
-use crate::{DType, Dims, MapProgram, Scalar, Shape, map::MAX_OUTPUTS};
+use crate::{
+    DType, Dims, MapProgram, Scalar, Shape,
+    map::{MAX_INPUTS, MAX_OUTPUTS},
+};
 use smallvec::SmallVec;
 
 /// `offset + sum(coordinate[d] * strides[d])`: an index computed from the position.
@@ -50,14 +53,16 @@ pub struct MapCall {
 pub struct Over([u8; MAX_OUTPUTS]);
 
 impl Over {
-    /// Lets result `output` take the memory of input `input`.
+    /// Lets result `output` take the memory of input `input`, if a program can have so many of both.
     pub fn set(&mut self, output: usize, input: usize) {
-        self.0[output] = input as u8 + 1;
+        if let Some(own) = self.0.get_mut(output).filter(|_| input < MAX_INPUTS) {
+            *own = input as u8 + 1;
+        }
     }
 
     /// The input whose memory result `output` may take.
     pub fn of(&self, output: usize) -> Option<usize> {
-        usize::from(self.0[output]).checked_sub(1)
+        usize::from(*self.0.get(output)?).checked_sub(1)
     }
 
     /// Results, and the input whose memory each may take.

@@ -10,7 +10,7 @@ use crate::{
     program::{Bound, MapPlan, Repeat, address_of, bind},
 };
 use anymesh_kernel::{
-    Buffer, DType, Kind, Result,
+    DType, Kind, Result,
     backend::{Buffers, MapCall, MapInput, ReduceOp, RowProgramCall},
 };
 use cubecl::prelude::*;
@@ -206,7 +206,10 @@ impl CubeBackend {
             planes,
             native: bound.plan.native(),
         };
-        let taken = self.memory_to_take(call, each.first().copied())?;
+        let taken = match each.first().filter(|_| call.over) {
+            Some(dtype) => self.memory_over(&call.inputs[0], *dtype, call.shape.numel())?,
+            None => None,
+        };
         let mut of_each = Vec::with_capacity(each.len());
         for (k, dtype) in each.iter().enumerate() {
             let memory = match &taken {
@@ -256,24 +259,6 @@ impl CubeBackend {
             buffers[0] = buffer;
         }
         Ok(buffers)
-    }
-
-    /// The memory of the first input, where the call lets go of it and it fits the first output of
-    /// elements. Every thread reads an element before it writes it, and reads no other one after.
-    /// Only on CUDA: elsewhere one kernel cannot bind memory twice.
-    fn memory_to_take(
-        &self,
-        call: &RowProgramCall,
-        first: Option<DType>,
-    ) -> Result<Option<(Memory, Buffer)>> {
-        let view = &call.inputs[0];
-        let dense = view.layout.offset == 0 && view.layout.is_contiguous();
-        if !call.over || !self.native || first != Some(view.dtype) || !dense {
-            return Ok(None);
-        }
-        let memory = crate::memory(view)?;
-        let fits = memory.bytes == Memory::padded(view.dtype, call.shape.numel());
-        Ok(fits.then(|| (memory.clone(), view.buffer.clone())))
     }
 }
 
