@@ -17,11 +17,14 @@ use pack::{Panel, pack_all};
 use std::{cell::Cell, ops::Range};
 use tile::{Tile, Tiles};
 
-/// Steps of the inner dimension in a block: a panel of the right operand is half of a first-level
-/// cache.
+/// Steps of the inner dimension in a block: a panel of the left operand is a third of a first-level
+/// cache, which may be shared with a stranger.
 const DEPTH: usize = 256;
 /// Panels of the left operand in a block: with a block's depth, a part of a second-level cache.
 const PANELS: usize = 32;
+/// Panels of the right operand that go by for each of the left one: with a block's depth, a part of
+/// a second-level cache.
+const ACROSS: usize = 16;
 /// With at most so many panels of the right operand the left one is read where it lies.
 const FEW: usize = 4;
 /// Panels of the right operand that one task packs.
@@ -137,6 +140,9 @@ impl<T: Float> Product<'_, T> {
         let count = rows.len().div_ceil(self.tiles.rows);
         let deepest = self.depth.div_ceil(blocks);
         let in_place = self.left_in_place(panels.len());
+        // A panel of the left operand stays in the first-level cache while those of the right one
+        // go by; where there are few of the left one it is the other way around.
+        let together = if count > 2 { ACROSS } else { 1 };
         let size = if in_place { 0 } else { rows.len() * deepest };
         with_scratch(&LEFT, size, |packed: &mut [T]| {
             for block in 0..blocks {
@@ -152,7 +158,7 @@ impl<T: Float> Product<'_, T> {
                     });
                     pack_all(self.left, panels, depth.clone(), packed);
                 }
-                for j in panels.clone() {
+                for first in panels.clone().step_by(together) {
                     for i in 0..count {
                         let own = part(i, count, rows.len());
                         let (row, height) = (rows.start + own.start, own.len());
@@ -164,43 +170,14 @@ impl<T: Float> Product<'_, T> {
                         } else {
                             (&packed[own.start * depth.len()..], 1, height)
                         };
-                        let right = self.panel(j, depth.start);
-                        if j + 1 < panels.end {
-                            // A part of the next panel, which then is nearer when it is needed.
-                            let (next, step) = self.panel(j + 1, depth.start);
-                            let some = part(i, count, depth.len());
-                            let sizes = [some.len(), self.tiles.columns];
-                            self.tiles.fetch(&next[some.start * step..], step, sizes);
+                        for j in first..panels.end.min(first + together) {
+                            let right = self.panel(j, depth.start);
+                            self.tile(row, height, left, right, j, &depth);
                         }
-                        if !in_place {
-                            let nth = (j - panels.start) * count + i;
-                            self.fetch_left(&rows, &depth, nth, panels.len() * count);
-                        }
-                        self.tile(row, height, left, right, j, &depth);
                     }
                 }
             }
         })
-    }
-
-    /// Brings a part of the rows behind `rows` nearer: part `i` of `count` of as many rows. Their
-    /// turn comes next, and while tiles are computed memory has nothing else to do.
-    fn fetch_left(&self, rows: &Range<usize>, depth: &Range<usize>, i: usize, count: usize) {
-        let Matrix {
-            data,
-            start,
-            rows: step,
-            cols,
-        } = self.left;
-        let some = part(i, count, rows.len());
-        let (first, last) = (rows.end + some.start, self.rows.min(rows.end + some.end));
-        if cols != 1 || step <= 0 || first >= last {
-            return;
-        }
-        let step = step as usize;
-        if let Some(data) = data.get(start + first * step + depth.start..) {
-            self.tiles.fetch(data, step, [last - first, depth.len()]);
-        }
     }
 
     /// A tile: `height` rows from `row` on of panel `j`, over one block of the inner dimension.
@@ -281,7 +258,7 @@ impl<T: Float> Product<'_, T> {
         }
         // Several tasks for each thread, because not all are equally fast, and as many for each; by
         // columns only where there are few rows, which are packed for each of them anew.
-        let enough = 3 * threads;
+        let enough = 6 * threads;
         let down = self.rows.div_ceil(2 * tallest).min(enough).max(fit);
         let down = match down > threads {
             true => down.next_multiple_of(threads),

@@ -103,6 +103,10 @@ mod machine {
     use crate::simd::{Level, level};
     use std::arch::x86_64::*;
 
+    /// So many steps of the inner dimension before it is needed, the right operand is on its way from
+    /// the second-level cache.
+    const AHEAD: usize = 8;
+
     /// A register of several elements.
     trait Register: Copy {
         type Element: Copy;
@@ -191,6 +195,9 @@ mod machine {
                 _mm_prefetch::<_MM_HINT_ET0>(out.add(2 * V::LANES - 1).cast());
             }
             for _ in 0..t.k {
+                let ahead = b.wrapping_add(AHEAD * t.b_step);
+                _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+                _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(V::LANES).cast());
                 let (left, right) = (V::load(b), V::load(b.add(V::LANES)));
                 for (i, sum) in sums.iter_mut().enumerate() {
                     let factor = V::spread(*a.add(i * row));

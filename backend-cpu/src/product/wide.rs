@@ -1,6 +1,6 @@
 //! Products that are no taller than wide. The left operand, the smaller one, is packed for all, and
-//! tasks are columns: each packs the panels of the right operand when it needs them, and uses them
-//! for all rows while they are in the first-level cache.
+//! tasks are columns: each packs some panels of the right operand when it needs them, and uses them
+//! for all rows while they are in the second-level cache.
 
 use super::{
     DEPTH, LEFT, PANELS, Product, RIGHT, Right,
@@ -65,7 +65,7 @@ pub(super) fn by_columns<T: Float>(product: Product<'_, T>, threads: usize) -> R
         let tasks = match threads {
             1 => 1,
             _ => (panels.div_ceil(TOGETHER))
-                .clamp(threads, 4 * threads)
+                .clamp(2 * threads, 4 * threads)
                 .min(panels),
         };
         let work = if threads > 1 { usize::MAX } else { 0 };
@@ -99,15 +99,15 @@ fn columns<T: Float>(
                 pack_all(right.t(), lines, depth.clone(), memory);
                 let columns = some.start * width..product.columns.min(some.end * width);
                 let tiles = some.len() * count;
-                for (n, (j, panel)) in some.zip(memory.chunks(size)).enumerate() {
-                    for i in 0..count {
+                for i in 0..count {
+                    let own = part(i, count, rows);
+                    let at = rows * depth.start + own.start * depth.len();
+                    let left = (&packed[at..], 1, own.len());
+                    for (n, (j, panel)) in some.clone().zip(memory.chunks(size)).enumerate() {
                         // A part of what is packed next, which is near then.
-                        let next = part(n * count + i, tiles, depth.len());
+                        let next = part(i * some.len() + n, tiles, depth.len());
                         let next = depth.end + next.start..depth.end + next.end;
                         fetch(product, right, next, &columns);
-                        let own = part(i, count, rows);
-                        let at = rows * depth.start + own.start * depth.len();
-                        let left = (&packed[at..], 1, own.len());
                         product.tile(own.start, own.len(), left, (panel, width), j, &depth);
                     }
                 }
