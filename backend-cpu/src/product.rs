@@ -25,7 +25,7 @@ const PANELS: usize = 32;
 /// Panels of the right operand that go by for each of the left one: with a block's depth, a part of
 /// a second-level cache.
 const ACROSS: usize = 16;
-/// With at most so many panels of the right operand the left one is read where it lies.
+/// With at most so many panels of the right operand the left one is not read often.
 const FEW: usize = 4;
 /// Panels of the right operand that one task packs.
 const AT_ONCE: usize = 4;
@@ -125,13 +125,13 @@ impl<T: Float> Product<'_, T> {
         }
     }
 
-    /// Whether the left operand is read where it lies: packing it pays only where it is read often,
-    /// or where its rows would push each other out of the cache.
+    /// Whether the left operand is read where it lies. Packing pays where its rows would push each
+    /// other out of the cache; where the inner dimension goes across rows, also where it is read often.
     fn left_in_place(&self, panels: usize) -> bool {
         let Matrix { rows, cols, .. } = self.left;
-        let along =
+        let apart =
             |step: isize| step > 0 && !(step as usize * size_of::<T>()).is_multiple_of(2048);
-        panels <= FEW && ((cols == 1 && along(rows)) || (rows == 1 && along(cols)))
+        (cols == 1 && apart(rows)) || (panels <= FEW && rows == 1 && apart(cols))
     }
 
     /// Some rows of some panels of columns.
