@@ -259,15 +259,19 @@ impl<T: Float> Product<'_, T> {
         // Several tasks for each thread, because not all are equally fast, and as many for each; by
         // columns only where there are few rows, which are packed for each of them anew.
         let enough = 6 * threads;
-        let down = self.rows.div_ceil(2 * tallest).min(enough).max(fit);
+        let tiles = self.rows.div_ceil(tallest);
+        let down = tiles.div_ceil(2).min(enough).max(fit);
         let down = match down > threads {
             true => down.next_multiple_of(threads),
             false => down,
         };
         let across = enough.div_ceil(down).min(panels.div_ceil(4));
         parallel::try_each(usize::MAX, 0..down * across, |_, i| {
+            // Whole tiles, as tall as can be.
+            let own = part(i / across, down, tiles);
+            let first = |tile: usize| tile * self.rows / tiles;
             self.task(
-                part(i / across, down, self.rows),
+                first(own.start)..first(own.end),
                 part(i % across, across, panels),
             )
         })
