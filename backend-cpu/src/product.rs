@@ -269,7 +269,7 @@ impl<T: Float> Product<'_, T> {
         parallel::try_each(usize::MAX, 0..down * across, |_, i| {
             // Whole tiles, as tall as can be.
             let own = part(i / across, down, tiles);
-            let first = |tile: usize| tile * self.rows / tiles;
+            let first = |tile: usize| part(tile, tiles, self.rows).start;
             self.task(
                 first(own.start)..first(own.end),
                 part(i % across, across, panels),

@@ -42,6 +42,9 @@ fn equals_the_plain_loop<T: Float>() {
         [64, 64, 64],
         [100, 257, 40],
         [130, 40, 600],
+        // More panels of the right operand than go by at once, of wide tiles and of narrow ones.
+        [50, 600, 20],
+        [300, 270, 20],
     ];
     for tiles in T::all() {
         for [m, n, k] in sizes {
