@@ -9,6 +9,10 @@
 //!
 //! The pool is held until the list is queued: otherwise memory that it gives back could be filled by
 //! others before it is used here.
+//!
+//! Mostly all of it is free from the beginning, and then the list is made as a [whole].
+
+mod whole;
 
 use crate::{
     engine::Way,
@@ -21,7 +25,7 @@ use crate::{
 };
 use anymesh_kernel::{
     Buffer, Mixed, Scalar,
-    backend::{Buffers, List, Operands, Steps},
+    backend::{Buffers, List, Operands, Steps, Wanted},
 };
 use anymesh_shaders::Memory;
 use smallvec::SmallVec;
@@ -29,6 +33,7 @@ use std::{
     collections::hash_map::Entry,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
+use whole::Room;
 
 /// Launches of all lists that are kept; those that were not used for longest go.
 const LIMIT: usize = 1 << 15;
@@ -46,8 +51,16 @@ const MOST_OPERANDS: usize = 8;
 /// Where a result of a launch is.
 #[derive(Clone, Copy, Debug)]
 enum Origin {
-    Taken { address: u64, bytes: usize },
-    Operand(usize),
+    Taken {
+        address: u64,
+        bytes: usize,
+    },
+    /// An operand, by position, and where that lay.
+    Operand {
+        k: usize,
+        address: u64,
+        bytes: usize,
+    },
 }
 
 /// What a launch of a list came to.
@@ -67,6 +80,8 @@ pub(crate) struct Listed {
     pub(crate) launches: Vec<Held>,
     /// Whether it is all that was queued.
     whole: OnceLock<bool>,
+    /// Where all of its memory lies, once somebody asked; nothing where that cannot be told.
+    room: OnceLock<Option<Room>>,
     /// Once it came again; `Err` where the driver could not write it down.
     graph: Mutex<Option<Result<Graph, ()>>>,
 }
@@ -75,6 +90,13 @@ impl Listed {
     /// Says whether the launches are all that was queued.
     pub(crate) fn seen(&self, whole: bool) {
         let _ = self.whole.set(whole);
+    }
+
+    fn room(&self) -> Option<&Room> {
+        let room = self
+            .room
+            .get_or_init(|| Room::new(&self.operands, &self.steps));
+        room.as_ref()
     }
 
     pub(crate) fn graph(&self) -> MutexGuard<'_, Option<Result<Graph, ()>>> {
@@ -251,6 +273,12 @@ enum Going<'a> {
         next: usize,
         hold: Hold<'a>,
     },
+    /// All of it is as it was written down, and not queued yet. These results are wanted.
+    Whole {
+        listed: Arc<Listed>,
+        hold: Hold<'a>,
+        wanted: Vec<whole::Result>,
+    },
     /// Its launches are made, and written down.
     Written(Written),
     /// Its launches are made.
@@ -300,7 +328,11 @@ impl Written {
                 let operand = operands(*k);
                 operand.is_some_and(|b| b.get::<Memory>().is_ok_and(|memory| place(memory) == at))
             };
-            (0..MOST_OPERANDS).find(same).map(Origin::Operand)
+            (0..MOST_OPERANDS).find(same).map(|k| Origin::Operand {
+                k,
+                address: at.start,
+                bytes: (at.end - at.start) as usize,
+            })
         });
         let results = origins.collect::<Option<SmallVec<_>>>();
         self.sound &= results.is_some() && gives_its_own(&made.memory);
@@ -352,7 +384,7 @@ fn step_again(hold: &mut Hold<'_>, step: &Step, operands: Operands<'_>) -> Optio
     }
     // Operands first: memory that is handed out and dropped again would be given back twice.
     let operand = |origin: &Origin| match *origin {
-        Origin::Operand(k) => operands(k).map(Some),
+        Origin::Operand { k, .. } => operands(k).map(Some),
         Origin::Taken { .. } => Some(None),
     };
     let of_operands = (step.results.iter())
@@ -365,7 +397,7 @@ fn step_again(hold: &mut Hold<'_>, step: &Step, operands: Operands<'_>) -> Optio
     let results = (step.results.iter()).zip(of_operands);
     let results = results.filter_map(|(origin, operand)| match *origin {
         Origin::Taken { address, bytes } => Some(hold.memory(address, bytes).buffer()),
-        Origin::Operand(_) => operand,
+        Origin::Operand { .. } => operand,
     });
     Some(results.collect())
 }
@@ -424,6 +456,37 @@ impl Steps for Progress<'_> {
             written.close(operands, results);
         }
     }
+
+    fn whole(&mut self, wanted: &[Wanted], given_up: Operands<'_>) -> bool {
+        let Going::Again { listed, hold, .. } = &mut self.going else {
+            return false;
+        };
+        let count = listed.operands.len();
+        let fits = |room: &Room| room.fits(hold.pool(), wanted, count, given_up);
+        let Some(wanted) = listed.room().and_then(fits) else {
+            return false;
+        };
+        if let Going::Again { listed, hold, .. } = std::mem::replace(&mut self.going, Going::Left) {
+            self.going = Going::Whole {
+                listed,
+                hold,
+                wanted,
+            };
+        }
+        true
+    }
+
+    fn results(&mut self) -> Option<Buffers> {
+        let Going::Whole { hold, wanted, .. } = &mut self.going else {
+            return None;
+        };
+        let results = whole::taken(hold, std::mem::take(wanted));
+        if results.is_none() {
+            // Not queued: its memory is somebody else's.
+            self.going = Going::Left;
+        }
+        results
+    }
 }
 
 impl Drop for Progress<'_> {
@@ -435,7 +498,7 @@ impl Drop for Progress<'_> {
             self.part();
         }
         match std::mem::replace(&mut self.going, Going::Left) {
-            Going::Again { listed, hold, .. } => {
+            Going::Again { listed, hold, .. } | Going::Whole { listed, hold, .. } => {
                 handle.submit(move |launcher| launcher.list_again(&listed));
                 drop(hold);
             }
@@ -449,6 +512,7 @@ impl Drop for Progress<'_> {
                         steps: written.steps,
                         launches: written.launches,
                         whole: OnceLock::new(),
+                        room: OnceLock::new(),
                         graph: Mutex::default(),
                     })
                 });

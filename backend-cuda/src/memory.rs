@@ -117,6 +117,11 @@ impl Hold<'_> {
         self.pool.give(address);
     }
 
+    /// The pool itself.
+    pub(crate) fn pool(&mut self) -> &mut Pool {
+        &mut self.pool
+    }
+
     /// Gives back what this thread has dropped.
     pub(crate) fn settle(&mut self) {
         LATER.with_borrow_mut(|later| {

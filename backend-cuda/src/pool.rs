@@ -117,6 +117,41 @@ impl Pool {
         true
     }
 
+    /// Whether everything in these ranges, which are in order, is free once the pieces at the addresses
+    /// `given` are.
+    pub(crate) fn will_be_free(&self, ranges: &[Range<u64>], given: &[u64]) -> bool {
+        let free = self.free.iter().map(|(_, bytes, at)| *at..at + bytes);
+        let given = (given.iter()).filter_map(|at| Some(*at..at + self.pieces.get(at)?.bytes));
+        let mut spans: Vec<Range<u64>> = free.chain(given).collect();
+        spans.sort_unstable_by_key(|span| span.start);
+        let mut spans = spans.into_iter().peekable();
+        ranges.iter().all(|range| {
+            let mut at = range.start;
+            while at < range.end {
+                match spans.peek() {
+                    Some(span) if span.end <= at => drop(spans.next()),
+                    Some(span) if span.start <= at => at = span.end,
+                    _ => return false,
+                }
+            }
+            true
+        })
+    }
+
+    /// Whether so many bytes at this address lie in one slab, of the kind that they belong in.
+    pub(crate) fn is_within_a_slab(&self, bytes: u64, address: u64) -> bool {
+        let bytes = rounded(bytes);
+        let slab = self.slabs.range(..=address).next_back();
+        slab.is_some_and(|(start, slab)| {
+            slab.small == (bytes <= SMALL) && address + bytes <= start + slab.bytes
+        })
+    }
+
+    /// So many bytes are filled on the way by what is queued next, beside what is in use.
+    pub(crate) fn pass(&mut self, bytes: u64) {
+        self.peak = self.peak.max(self.live + bytes);
+    }
+
     /// Takes a part of a free piece; what is before and behind it stays free.
     fn cut(&mut self, small: bool, whole: Range<u64>, part: Range<u64>) {
         let Some(piece) = self.pieces.get(&whole.start).copied() else {

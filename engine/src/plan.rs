@@ -10,7 +10,7 @@ use crate::{
     over::{self, Pairs},
     program::{Joined, join},
 };
-use anymesh_kernel::{MapProgram, Shape};
+use anymesh_kernel::{MapProgram, Shape, backend::Wanted};
 use std::{
     cmp::Reverse,
     collections::{BinaryHeap, HashSet},
@@ -32,6 +32,12 @@ pub(crate) struct Plan {
     pub(crate) dead: Vec<u32>,
     /// For each step the results that take the memory of an operand.
     pub(crate) over: Vec<Pairs>,
+    /// The results of steps that somebody holds.
+    pub(crate) wanted: Vec<Wanted>,
+    /// The launch and output that each of those is.
+    pub(crate) held: Vec<(u32, u8)>,
+    /// The most bytes that were in use beside what was before, when its steps were run one by one.
+    pub(crate) most: AtomicU64,
     /// What lists of this plan are known by.
     pub(crate) number: u64,
     /// Whether everything was fused that may be.
@@ -71,7 +77,7 @@ impl Plan {
                 512 + fused.joined.program.insts.len() * 48 + fused.joined.inputs.len() * 256
             }
         };
-        self.steps.iter().map(step).sum::<usize>() + self.steps.len() * 64
+        self.steps.iter().map(step).sum::<usize>() + self.steps.len() * 64 + self.held.len() * 16
     }
 }
 
@@ -119,6 +125,7 @@ impl Planner {
         }
         release(&mut plan, graph.kernels.len());
         plan.over = over::pairs(&plan, graph);
+        want(&mut plan, graph);
         plan.number = PLANS.fetch_add(1, Ordering::Relaxed);
         plan
     }
@@ -260,6 +267,27 @@ fn name(groups: &Groups<'_>, group: &Group) -> &'static str {
             let name: &'static str = Box::leak(text.into_boxed_str());
             names.insert(name);
             name
+        }
+    }
+}
+
+/// Says which results of steps somebody holds.
+fn want(plan: &mut Plan, graph: &Graph<'_>) {
+    for (launch, step) in plan.steps.iter().enumerate() {
+        let own: Vec<(u32, u8)> = match step {
+            Step::Single(node) => (0..graph.results[*node as usize].len())
+                .map(|output| (*node, output as u8))
+                .collect(),
+            Step::Fused(fused) => fused.outputs.clone(),
+        };
+        for (result, (node, output)) in own.into_iter().enumerate() {
+            if graph.results[node as usize][usize::from(output)].held {
+                plan.wanted.push(Wanted {
+                    launch: launch as u32,
+                    result: result as u8,
+                });
+                plan.held.push((node, output));
+            }
         }
     }
 }

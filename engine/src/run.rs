@@ -12,7 +12,7 @@ use anymesh_kernel::{
     Buffer, Device, Error, Kernel, Result, Scalar, View,
     backend::{Buffers, Form, List, MapCall, MapInput, Steps},
 };
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering};
 
 /// Runs lists of launches on the device below.
 pub(crate) struct Runner {
@@ -53,7 +53,17 @@ impl Runner {
         let graph = Graph::new(nodes);
         let plan = self.plan(&graph, form);
         let inner = self.inner.clone();
-        let mut steps = self.list(&graph, plan.number, &inner);
+        let mut steps = None;
+        if let Some(operands) = self.operands(&graph) {
+            steps = list(&inner, &graph, plan.number, &operands);
+            let given_up = |k: usize| given_up(&graph, &operands, k);
+            if let Some(steps) = &mut steps
+                && steps.whole(&plan.wanted, &given_up)
+            {
+                return self.whole(nodes, &plan, steps.as_mut());
+            }
+        }
+        let (before, mut most) = (inner.memory().in_use, 0);
         for dead in &plan.dead {
             nodes[*dead as usize] = None;
         }
@@ -63,10 +73,12 @@ impl Runner {
                 Step::Single(node) => self.single(nodes, *node, over, listed),
                 Step::Fused(fused) => self.fused(nodes, fused, over, listed),
             }
+            most = most.max(inner.memory().in_use.saturating_sub(before));
             for node in gone {
                 nodes[*node as usize] = None;
             }
         }
+        plan.most.fetch_max(most, Ordering::Relaxed);
     }
 
     fn plan(&mut self, graph: &Graph<'_>, form: Form) -> Arc<Plan> {
@@ -81,27 +93,38 @@ impl Runner {
         plan
     }
 
-    /// Tells the device of the list: one that came before costs it less than its launches one by one.
-    fn list<'i>(
-        &self,
-        graph: &Graph<'_>,
-        number: u64,
-        inner: &'i Device,
-    ) -> Option<Box<dyn Steps + 'i>> {
-        let operands = (graph.buffers.iter())
-            .map(|buffer| match value::state(self.queue, buffer) {
-                Ok(State::Ready(inner)) => Some(inner),
-                _ => None,
-            })
-            .collect::<Option<Vec<_>>>()?;
-        let numbers: Vec<Scalar> = (graph.kernels.iter())
-            .flat_map(|kernel| kernel.numbers().iter().copied())
-            .collect();
-        inner.list(&List {
-            number,
-            operands: &operands,
-            numbers: &numbers,
-        })
+    /// The inner buffers of what a list reads, where there are all of them.
+    fn operands<'n>(&self, graph: &Graph<'n>) -> Option<Vec<&'n Buffer>> {
+        let ready = |buffer: &&'n Buffer| match value::state(self.queue, buffer) {
+            Ok(State::Ready(inner)) => Some(inner),
+            _ => None,
+        };
+        graph.buffers.iter().map(ready).collect()
+    }
+
+    /// Lets go of a list whose launches the device makes by itself, and hands out what somebody holds.
+    fn whole(&mut self, nodes: &mut [Option<Node>], plan: &Plan, steps: &mut (dyn Steps + '_)) {
+        let value = |(node, output): &(u32, u8)| {
+            let node = nodes[*node as usize].as_ref()?;
+            node.outputs.get(usize::from(*output)).cloned()
+        };
+        let values: Vec<Option<Buffer>> = plan.held.iter().map(value).collect();
+        self.inner.passes(plan.most.load(Ordering::Relaxed));
+        nodes.fill_with(|| None);
+        let results = steps.results().filter(|all| all.len() == values.len());
+        let Some(results) = results else {
+            let error = self.mistake("a list that was promised was not made");
+            for value in values.iter().flatten() {
+                value::settle(value, Err(error.clone()));
+            }
+            self.fault.get_or_insert(error);
+            return;
+        };
+        for (value, result) in values.iter().zip(results) {
+            if let Some(value) = value {
+                value::settle(value, Ok(self.inner.adopt(result)));
+            }
+        }
     }
 
     /// The inner buffer of an operand, or why there is none.
@@ -270,6 +293,32 @@ impl Runner {
             _ => Err(self.mistake("a reduction is none")),
         }
     }
+}
+
+/// Tells the device of a list: one that came before costs it less than its launches one by one.
+fn list<'i>(
+    inner: &'i Device,
+    graph: &Graph<'_>,
+    number: u64,
+    operands: &[&Buffer],
+) -> Option<Box<dyn Steps + 'i>> {
+    let numbers: Vec<Scalar> = (graph.kernels.iter())
+        .flat_map(|kernel| kernel.numbers().iter().copied())
+        .collect();
+    inner.list(&List {
+        number,
+        operands,
+        numbers: &numbers,
+    })
+}
+
+/// Operand `k` of a list, if its memory is free as soon as the list is let go.
+fn given_up(graph: &Graph<'_>, operands: &[&Buffer], k: usize) -> Option<Buffer> {
+    let inner = *operands.get(k)?;
+    // What is no value of this device is held by the list itself.
+    let own = std::ptr::eq(inner, graph.buffers[k]);
+    let alone = own || inner.handles() == 1;
+    (alone && !graph.outside[k].held).then(|| inner.clone())
 }
 
 /// Whether a result takes the memory of operand `k`, which nobody holds but its value and the caller.

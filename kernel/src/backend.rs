@@ -31,7 +31,7 @@ pub use index::{
     CheckIndexCall, GatherCall, IndexAxis, ScatterCall, ScatterOp, SearchCall, SortCall,
 };
 pub use kernel::{Effects, Kernel, OutputTypes};
-pub use list::{List, Operands, Steps};
+pub use list::{List, Operands, Steps, Wanted};
 pub use product::{Addend, ConvCall, GroupedCall, GroupedOp, MatmulCall};
 pub use row_program::{RowArgs, RowBuilder, RowFold, RowProgram, RowProgramCall};
 pub use work::Work;

@@ -154,6 +154,12 @@ impl Device {
         buffer
     }
 
+    /// Counts memory that work which was queued fills on its way, beside what is in use now, and that
+    /// nobody holds: it may be the [peak](MemoryUse::peak).
+    pub fn passes(&self, bytes: u64) {
+        self.meter().pass(bytes);
+    }
+
     /// Whether kernels run beside the host, in memory of their own, and each launch costs.
     pub fn runs_kernels(&self) -> bool {
         self.has_values() && matches!(self.backend().host_memory(0), Ok(None))

@@ -215,6 +215,122 @@ fn a_result_in_the_memory_of_an_operand_takes_the_operand() {
     assert!(run(&|_| None).is_none(), "somebody else holds it");
 }
 
+fn wanted<const N: usize>(launches: [u32; N]) -> [Wanted; N] {
+    launches.map(|launch| Wanted { launch, result: 0 })
+}
+
+#[test]
+fn a_list_whose_memory_is_free_is_made_as_a_whole() {
+    let scene = Scene::new();
+    let (kept, _) = scene.run(5, &[]);
+    let (first, written) = (addresses(&kept), scene.written());
+    drop(kept);
+    let peak = scene.engine.arena().report().peak;
+    for pass in 0..3 {
+        let mut steps = scene.begin(&[]);
+        assert!(steps.whole(&wanted([3, 4]), &|_| None), "pass {pass}");
+        let kept = steps.results().expect("it was promised");
+        drop(steps);
+        assert_eq!(addresses(&kept), first);
+        // Written down as a graph the first time, and replayed after that.
+        let expected = if pass == 0 { written.clone() } else { vec![] };
+        assert_eq!(scene.written(), expected, "pass {pass}");
+        let report = scene.engine.arena().report();
+        assert_eq!(report.live, 2 * BYTES as u64, "only what is wanted");
+        assert!(report.peak >= peak);
+    }
+}
+
+#[test]
+fn a_list_is_no_whole_where_its_memory_is_in_use() {
+    let scene = Scene::new();
+    drop(scene.run(5, &[]));
+    let written = scene.written();
+    let arena = scene.engine.arena();
+    let mut all: Vec<Memory> = (0..8).map(|_| arena.alloc(BYTES).expect("room")).collect();
+    // A place that is only passed through, and not in the end.
+    all.retain(|memory| place(memory).start == written[1]);
+    assert_eq!(all.len(), 1);
+    let mut steps = scene.begin(&[]);
+    assert!(!steps.whole(&wanted([3, 4]), &|_| None));
+    assert!(steps.results().is_none());
+    drop(steps);
+    drop(all);
+    let mut steps = scene.begin(&[]);
+    assert!(steps.whole(&wanted([3, 4]), &|_| None));
+    assert!(!steps.whole(&wanted([3, 4]), &|_| None), "once");
+    drop(steps);
+    let mut steps = scene.begin(&[]);
+    assert!(!steps.whole(&wanted([5]), &|_| None), "so many it has not");
+    assert!(steps.again(&|_| None).is_some(), "it goes on one by one");
+}
+
+#[test]
+fn a_whole_writes_to_operands_that_are_given_up_alone() {
+    let scene = Scene::new();
+    let given = memory_at(ADDRESS).buffer();
+    let mut steps = scene.begin(&[]);
+    assert!(steps.again(&|_| None).is_none());
+    scene.launch(given.get().expect("of this device"));
+    steps.made(&|_| Some(given.clone()), &[given.clone()]);
+    drop(steps);
+    scene.written();
+    for wanted in [&wanted([0])[..], &[]] {
+        let mut steps = scene.begin(&[]);
+        assert!(!steps.whole(wanted, &|_| None), "somebody else holds it");
+        assert!(steps.whole(wanted, &|_| Some(given.clone())));
+        let results = steps.results().expect("it was promised");
+        assert_eq!(results.len(), wanted.len());
+        assert!(results.iter().all(|result| result.same(&given)));
+    }
+}
+
+#[test]
+fn a_whole_takes_the_memory_of_operands_that_are_given_up() {
+    let scene = Scene::new();
+    let arena = scene.engine.arena();
+    let operand = || arena.alloc(BYTES).expect("room").buffer();
+    let begin = |operand: &Buffer| {
+        let list = List {
+            number: 5,
+            operands: &[operand],
+            numbers: &[],
+        };
+        scene.lists.begin(&list).expect("operands of this device")
+    };
+    // The second result lies where the operand was.
+    let first = operand();
+    let at = addresses(&[first.clone()]);
+    let mut steps = begin(&first);
+    let mut let_go = Some(first);
+    let mut results = vec![];
+    for _ in 0..2 {
+        assert!(steps.again(&|_| None).is_none());
+        let result = arena.alloc(BYTES).expect("room");
+        scene.launch(&result);
+        results.push(result.buffer());
+        steps.made(&|_| None, &results[results.len() - 1..]);
+        let_go = None;
+    }
+    assert!(let_go.is_none());
+    drop(steps);
+    let places = addresses(&results);
+    assert_eq!(places[1..], at);
+    drop(results);
+    scene.written();
+
+    let again = operand();
+    assert_eq!(addresses(&[again.clone()]), at);
+    let mut steps = begin(&again);
+    assert!(!steps.whole(&wanted([0, 1]), &|_| None), "it is held");
+    assert!(steps.whole(&wanted([0, 1]), &|_| Some(again.clone())));
+    drop(again);
+    let results = steps.results().expect("it was promised");
+    drop(steps);
+    assert_eq!(addresses(&results), places);
+    assert_eq!(arena.report().live, 2 * BYTES as u64);
+}
+
 #[test]
 fn lists_that_were_not_used_for_longest_go() {
     let listed = |count: usize| {
@@ -230,6 +346,7 @@ fn lists_that_were_not_used_for_longest_go() {
             steps: vec![],
             launches: vec![held; count],
             whole: OnceLock::new(),
+            room: OnceLock::new(),
             graph: Mutex::default(),
         };
         listed.seen(true);

@@ -147,3 +147,47 @@ fn pieces_never_overlap() {
     }
     assert_eq!(pool.release().len(), 4, "all of it is whole again");
 }
+
+#[test]
+fn what_will_be_free_can_be_taken_once_it_is_given() {
+    let mut pool = pool(&[8 * MIB, 1000]);
+    let all: Vec<_> = (0..8).map(|_| pool.take(8 * MIB).expect("room")).collect();
+    let at = |k: usize| all[k]..all[k] + 8 * MIB;
+    (pool.give(all[1]), pool.give(all[5]));
+    // All of them in one, parts, and across neighbours.
+    let part = all[1] + MIB..all[1] + 2 * MIB;
+    let across = all[0] + MIB..all[2] + MIB;
+    let cases: [(&[Range<u64>], &[usize], bool); 8] = [
+        (&[], &[], true),
+        (&[at(1), at(5)], &[], true),
+        (&[part.clone(), at(5)], &[], true),
+        (&[at(1), at(2)], &[], false),
+        (&[at(1), at(2)], &[2], true),
+        (std::slice::from_ref(&across), &[0], false),
+        (std::slice::from_ref(&across), &[2, 0], true),
+        (&[all[7]..all[7] + 9 * MIB], &[7], false),
+    ];
+    for (ranges, given, expected) in cases {
+        let given: Vec<u64> = given.iter().map(|k| all[*k]).collect();
+        let found = pool.will_be_free(ranges, &given);
+        assert_eq!(found, expected, "{ranges:x?} and {given:x?}");
+    }
+    (pool.give(all[0]), pool.give(all[2]));
+    assert!(pool.take_at(across.end - across.start, across.start));
+    assert!(!pool.will_be_free(&[part], &[]));
+
+    assert!(pool.is_within_a_slab(8 * MIB, all[3]));
+    assert!(!pool.is_within_a_slab(8 * MIB, all[7] + MIB), "its end");
+    assert!(!pool.is_within_a_slab(1000, all[3]), "of another kind");
+    assert!(!pool.is_within_a_slab(8 * MIB, 1 << 39), "none at all");
+}
+
+#[test]
+fn what_passes_counts_for_the_peak_alone() {
+    let mut pool = pool(&[8 * MIB]);
+    pool.take(8 * MIB);
+    pool.pass(3 * MIB);
+    pool.pass(MIB);
+    let MemoryUse { live, peak, .. } = pool.report();
+    assert_eq!([live, peak], [8 * MIB, 11 * MIB]);
+}

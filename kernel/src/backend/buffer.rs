@@ -183,6 +183,12 @@ impl Meter {
         }
     }
 
+    /// So many bytes were in use beside the others, and are no more.
+    pub(crate) fn pass(&self, bytes: u64) {
+        let most = (self.in_use.load(Ordering::Relaxed)).wrapping_add(bytes);
+        self.peak.fetch_max(most, Ordering::Relaxed);
+    }
+
     fn remove(&self, serial: u64, bytes: u64) {
         let before = self.in_use.fetch_sub(bytes, Ordering::Relaxed);
         if self.watched.load(Ordering::Relaxed) {

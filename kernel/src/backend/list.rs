@@ -26,4 +26,26 @@ pub trait Steps {
 
     /// The next launch was made by the caller and gave this.
     fn made(&mut self, operands: Operands<'_>, results: &[Buffer]);
+
+    /// Asked before the first launch: whether the device makes all of them again by itself, with all
+    /// memory where it lay. Then it is not asked launch by launch: the caller lets go of the list's
+    /// operands and asks for the results that are `wanted`, which are all that anybody holds.
+    /// `given_up` are those of the list's operands that only the caller holds, by position.
+    fn whole(&mut self, _wanted: &[Wanted], _given_up: Operands<'_>) -> bool {
+        false
+    }
+
+    /// If [`whole`](Self::whole) was promised: what was wanted, in its order.
+    fn results(&mut self) -> Option<Buffers> {
+        None
+    }
+}
+
+/// A result of a launch of a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// Which launch of the list.
+    pub launch: u32,
+    /// Which of its results.
+    pub result: u8,
 }

@@ -1,0 +1,188 @@
+//! A list that comes again with all of its memory where it lay.
+//!
+//! Nobody sees the memory in which a list only passes something on to itself, so it is not taken from
+//! the pool: it has to be free when the list is queued, and whoever takes it later comes later in the
+//! queue. So of all launches there is nothing to do but for those whose results somebody holds.
+
+use super::{Origin, Step};
+use crate::{
+    memory::{Hold, place},
+    pool::{Pool, rounded},
+    trace::Act,
+};
+use anymesh_kernel::{
+    Buffer, Mixed,
+    backend::{Buffers, Operands, Wanted},
+};
+use anymesh_shaders::Memory;
+use smallvec::SmallVec;
+use std::ops::Range;
+
+/// Where the memory of a list lies.
+pub(super) struct Room {
+    /// All that it takes on its way, in order, with nothing between neighbours left out.
+    ranges: Vec<Range<u64>>,
+    /// For each launch its results.
+    results: Vec<SmallVec<[At; 1]>>,
+    /// Operands of the list whose memory some result takes.
+    written: Vec<usize>,
+}
+
+/// Where a result is.
+#[derive(Clone, Copy)]
+enum At {
+    /// In a piece of the pool that the list took.
+    Piece {
+        address: u64,
+        piece: u64,
+        bytes: usize,
+    },
+    /// In the memory of an operand of the list.
+    Operand(usize),
+}
+
+/// A result that is wanted.
+pub(super) enum Result {
+    Piece {
+        address: u64,
+        piece: u64,
+        bytes: usize,
+    },
+    Operand(Buffer),
+}
+
+impl Room {
+    /// Of a list with operands at these addresses; nothing where it cannot be told.
+    pub(super) fn new(operands: &[u64], steps: &[Step]) -> Option<Self> {
+        let mut taken = Mixed::<u64, u64>::default();
+        let mut all: Vec<Range<u64>> = vec![];
+        let mut results: Vec<SmallVec<[At; 1]>> = Vec::with_capacity(steps.len());
+        for step in steps {
+            for act in &step.memory {
+                if let Act::Take { bytes, address } = *act {
+                    taken.insert(address, bytes);
+                    all.push(address..address + rounded(bytes));
+                }
+            }
+            let at = |origin: &Origin| match *origin {
+                Origin::Taken { address, bytes } => Some(At::Piece {
+                    address,
+                    piece: *taken.get(&address)?,
+                    bytes,
+                }),
+                Origin::Operand { address, bytes, .. } => match taken.get(&address) {
+                    Some(piece) => Some(At::Piece {
+                        address,
+                        piece: *piece,
+                        bytes,
+                    }),
+                    None => (operands.iter().position(|own| *own == address)).map(At::Operand),
+                },
+            };
+            results.push(step.results.iter().map(at).collect::<Option<_>>()?);
+        }
+        all.sort_unstable_by_key(|range| (range.start, range.end));
+        let mut ranges: Vec<Range<u64>> = vec![];
+        for range in all {
+            match ranges.last_mut() {
+                Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+                _ => ranges.push(range),
+            }
+        }
+        let operand = |at: &At| match at {
+            At::Operand(k) => Some(*k),
+            At::Piece { .. } => None,
+        };
+        let mut written: Vec<usize> = results.iter().flatten().filter_map(operand).collect();
+        written.sort_unstable();
+        written.dedup();
+        Some(Self {
+            ranges,
+            results,
+            written,
+        })
+    }
+
+    /// The results that are wanted, if all memory can lie where it lay once `given_up` is free.
+    pub(super) fn fits(
+        &self,
+        pool: &mut Pool,
+        wanted: &[Wanted],
+        operands: usize,
+        given_up: Operands<'_>,
+    ) -> Option<Vec<Result>> {
+        if self.written.iter().any(|k| given_up(*k).is_none()) {
+            return None;
+        }
+        // Results keep the operands that they are in; the memory of others comes back.
+        let mut found = Vec::with_capacity(wanted.len());
+        for wanted in wanted {
+            let of_launch = self.results.get(wanted.launch as usize)?;
+            let result = match *of_launch.get(usize::from(wanted.result))? {
+                At::Piece {
+                    address,
+                    piece,
+                    bytes,
+                } => pool
+                    .is_within_a_slab(piece, address)
+                    .then_some(Result::Piece {
+                        address,
+                        piece,
+                        bytes,
+                    })?,
+                At::Operand(k) => Result::Operand(given_up(k)?),
+            };
+            found.push(result);
+        }
+        let kept = |buffer: &Buffer| {
+            let same = |result: &Result| matches!(result, Result::Operand(own) if own.same(buffer));
+            found.iter().any(same)
+        };
+        let given: Vec<Range<u64>> = (0..operands)
+            .filter_map(given_up)
+            .filter(|buffer| !kept(buffer))
+            .filter_map(|buffer| Some(place(buffer.get::<Memory>().ok()?)))
+            .collect();
+        let starts: Vec<u64> = given.iter().map(|range| range.start).collect();
+        if !pool.will_be_free(&self.ranges, &starts) {
+            return None;
+        }
+        let bytes: u64 = self
+            .ranges
+            .iter()
+            .map(|range| range.end - range.start)
+            .sum();
+        let again: u64 = given.iter().map(|given| self.shared(given)).sum();
+        pool.pass(bytes.saturating_sub(again));
+        Some(found)
+    }
+
+    /// How many bytes of a range are among the list's own.
+    fn shared(&self, range: &Range<u64>) -> u64 {
+        let first = self.ranges.partition_point(|own| own.end <= range.start);
+        let near = self.ranges[first..]
+            .iter()
+            .take_while(|own| own.start < range.end);
+        near.map(|own| own.end.min(range.end) - own.start.max(range.start))
+            .sum()
+    }
+}
+
+/// Takes what is wanted.
+pub(super) fn taken(hold: &mut Hold<'_>, wanted: Vec<Result>) -> Option<Buffers> {
+    hold.settle();
+    let mut results = Buffers::with_capacity(wanted.len());
+    for result in wanted {
+        results.push(match result {
+            Result::Operand(buffer) => buffer,
+            Result::Piece {
+                address,
+                piece,
+                bytes,
+            } => hold
+                .take(piece, address)
+                .then(|| hold.memory(address, bytes).buffer())?,
+        });
+    }
+    Some(results)
+}
