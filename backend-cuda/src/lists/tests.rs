@@ -323,6 +323,12 @@ fn a_whole_takes_the_memory_of_operands_that_are_given_up() {
     assert_eq!(addresses(&[again.clone()]), at);
     let mut steps = begin(&again);
     assert!(!steps.whole(&wanted([0, 1]), &|_| None), "it is held");
+    let shared = again.get::<Memory>().expect("of this device").clone();
+    assert!(
+        !steps.whole(&wanted([0, 1]), &|_| Some(again.clone())),
+        "by another name"
+    );
+    drop(shared);
     assert!(steps.whole(&wanted([0, 1]), &|_| Some(again.clone())));
     drop(again);
     let results = steps.results().expect("it was promised");

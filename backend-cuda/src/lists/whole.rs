@@ -16,7 +16,7 @@ use anymesh_kernel::{
 };
 use anymesh_shaders::Memory;
 use smallvec::SmallVec;
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 /// Where the memory of a list lies.
 pub(super) struct Room {
@@ -111,6 +111,7 @@ impl Room {
         operands: usize,
         given_up: Operands<'_>,
     ) -> Option<Vec<Result>> {
+        let given_up = |k: usize| given_up(k).filter(is_alone);
         if self.written.iter().any(|k| given_up(*k).is_none()) {
             return None;
         }
@@ -166,6 +167,13 @@ impl Room {
         near.map(|own| own.end.min(range.end) - own.start.max(range.start))
             .sum()
     }
+}
+
+/// Whether no other buffer shares the memory of this one.
+fn is_alone(buffer: &Buffer) -> bool {
+    let memory = buffer.get::<Memory>().ok();
+    let owner = memory.and_then(Memory::owner);
+    owner.is_some_and(|owner| Arc::strong_count(owner) == 1)
 }
 
 /// Takes what is wanted.
