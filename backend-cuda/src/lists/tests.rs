@@ -203,7 +203,7 @@ fn a_result_in_the_memory_of_an_operand_takes_the_operand() {
         let again = steps.again(operand);
         if again.is_none() {
             scene.launch(given.get().expect("of this device"));
-            steps.made(&|_| Some(given.clone()), &[given.clone()]);
+            steps.made(&|_| Some(given.clone()), std::slice::from_ref(&given));
         }
         drop(steps);
         scene.written();
@@ -272,7 +272,7 @@ fn a_whole_writes_to_operands_that_are_given_up_alone() {
     let mut steps = scene.begin(&[]);
     assert!(steps.again(&|_| None).is_none());
     scene.launch(given.get().expect("of this device"));
-    steps.made(&|_| Some(given.clone()), &[given.clone()]);
+    steps.made(&|_| Some(given.clone()), std::slice::from_ref(&given));
     drop(steps);
     scene.written();
     for wanted in [&wanted([0])[..], &[]] {

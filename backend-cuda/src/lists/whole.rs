@@ -20,7 +20,7 @@ use std::{ops::Range, sync::Arc};
 
 /// Where the memory of a list lies.
 pub(super) struct Room {
-    /// All that it takes on its way, in order, with nothing between neighbours left out.
+    /// All that it takes on its way, in order, neighbours joined.
     ranges: Vec<Range<u64>>,
     /// For each launch its results.
     results: Vec<SmallVec<[At; 1]>>,
@@ -32,22 +32,22 @@ pub(super) struct Room {
 #[derive(Clone, Copy)]
 enum At {
     /// In a piece of the pool that the list took.
-    Piece {
-        address: u64,
-        piece: u64,
-        bytes: usize,
-    },
+    Piece(Piece),
     /// In the memory of an operand of the list.
     Operand(usize),
 }
 
+/// A piece of the pool, and how many bytes of it a result has.
+#[derive(Clone, Copy)]
+pub(super) struct Piece {
+    address: u64,
+    size: u64,
+    bytes: usize,
+}
+
 /// A result that is wanted.
 pub(super) enum Result {
-    Piece {
-        address: u64,
-        piece: u64,
-        bytes: usize,
-    },
+    Piece(Piece),
     Operand(Buffer),
 }
 
@@ -64,20 +64,20 @@ impl Room {
                     all.push(address..address + rounded(bytes));
                 }
             }
-            let at = |origin: &Origin| match *origin {
-                Origin::Taken { address, bytes } => Some(At::Piece {
+            let piece = |address: u64, bytes: usize| {
+                let size = *taken.get(&address)?;
+                Some(At::Piece(Piece {
                     address,
-                    piece: *taken.get(&address)?,
+                    size,
                     bytes,
+                }))
+            };
+            let at = |origin: &Origin| match *origin {
+                Origin::Taken { address, bytes } => piece(address, bytes),
+                Origin::Operand { address, bytes, .. } => piece(address, bytes).or_else(|| {
+                    let operand = operands.iter().position(|own| *own == address);
+                    operand.map(At::Operand)
                 }),
-                Origin::Operand { address, bytes, .. } => match taken.get(&address) {
-                    Some(piece) => Some(At::Piece {
-                        address,
-                        piece: *piece,
-                        bytes,
-                    }),
-                    None => (operands.iter().position(|own| *own == address)).map(At::Operand),
-                },
             };
             results.push(step.results.iter().map(at).collect::<Option<_>>()?);
         }
@@ -91,7 +91,7 @@ impl Room {
         }
         let operand = |at: &At| match at {
             At::Operand(k) => Some(*k),
-            At::Piece { .. } => None,
+            At::Piece(_) => None,
         };
         let mut written: Vec<usize> = results.iter().flatten().filter_map(operand).collect();
         written.sort_unstable();
@@ -119,21 +119,13 @@ impl Room {
         let mut found = Vec::with_capacity(wanted.len());
         for wanted in wanted {
             let of_launch = self.results.get(wanted.launch as usize)?;
-            let result = match *of_launch.get(usize::from(wanted.result))? {
-                At::Piece {
-                    address,
-                    piece,
-                    bytes,
-                } => pool
-                    .is_within_a_slab(piece, address)
-                    .then_some(Result::Piece {
-                        address,
-                        piece,
-                        bytes,
-                    })?,
+            found.push(match *of_launch.get(usize::from(wanted.result))? {
+                At::Piece(piece) if pool.is_within_a_slab(piece.size, piece.address) => {
+                    Result::Piece(piece)
+                }
+                At::Piece(_) => return None,
                 At::Operand(k) => Result::Operand(given_up(k)?),
-            };
-            found.push(result);
+            });
         }
         let kept = |buffer: &Buffer| {
             let same = |result: &Result| matches!(result, Result::Operand(own) if own.same(buffer));
@@ -183,13 +175,10 @@ pub(super) fn taken(hold: &mut Hold<'_>, wanted: Vec<Result>) -> Option<Buffers>
     for result in wanted {
         results.push(match result {
             Result::Operand(buffer) => buffer,
-            Result::Piece {
-                address,
-                piece,
-                bytes,
-            } => hold
-                .take(piece, address)
-                .then(|| hold.memory(address, bytes).buffer())?,
+            Result::Piece(piece) if hold.take(piece.size, piece.address) => {
+                hold.memory(piece.address, piece.bytes).buffer()
+            }
+            Result::Piece(_) => return None,
         });
     }
     Some(results)
