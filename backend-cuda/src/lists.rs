@@ -79,7 +79,7 @@ pub(crate) struct Listed {
     steps: Vec<Step>,
     pub(crate) launches: Vec<Held>,
     /// Whether it is all that was queued.
-    whole: OnceLock<bool>,
+    alone: OnceLock<bool>,
     /// Where all of its memory lies, once somebody asked; nothing where that cannot be told.
     room: OnceLock<Option<Room>>,
     /// Once it came again; `Err` where the driver could not write it down.
@@ -88,8 +88,8 @@ pub(crate) struct Listed {
 
 impl Listed {
     /// Says whether the launches are all that was queued.
-    pub(crate) fn seen(&self, whole: bool) {
-        let _ = self.whole.set(whole);
+    pub(crate) fn seen(&self, alone: bool) {
+        let _ = self.alone.set(alone);
     }
 
     fn room(&self) -> Option<&Room> {
@@ -142,7 +142,7 @@ impl Table {
         // What was something else than its launches is no use.
         let (mut vain, mut gone) = (0, 0);
         known.kept.retain(|(listed, _)| {
-            let useless = listed.whole.get() == Some(&false);
+            let useless = listed.alone.get() == Some(&false);
             vain += u32::from(useless);
             gone += usize::from(useless) * listed.launches.len();
             !useless
@@ -150,7 +150,7 @@ impl Table {
         known.vain += vain;
         self.launches -= gone;
         let same = |listed: &Listed| {
-            listed.operands == operands && listed.numbers == numbers && listed.whole.get().is_some()
+            listed.operands == operands && listed.numbers == numbers && listed.alone.get().is_some()
         };
         // The last of those that took other memory on the way.
         let fitting = (known.kept.iter_mut()).filter(|(listed, _)| same(listed));
@@ -370,14 +370,14 @@ fn step_again(hold: &mut Hold<'_>, step: &Step, operands: Operands<'_>) -> Optio
     for act in &step.memory {
         match *act {
             Act::Take { bytes, address } => {
-                fits = hold.take(bytes, address);
+                fits = hold.pool().take_at(bytes, address);
                 if !fits {
                     break;
                 }
                 taken.push(address);
             }
             Act::Give { address } => {
-                hold.give(address);
+                hold.pool().give(address);
                 taken.retain(|own| *own != address);
             }
         }
@@ -391,7 +391,9 @@ fn step_again(hold: &mut Hold<'_>, step: &Step, operands: Operands<'_>) -> Optio
         .map(operand)
         .collect::<Option<SmallVec<[Option<Buffer>; 2]>>>();
     let Some(of_operands) = of_operands.filter(|_| fits) else {
-        taken.into_iter().for_each(|address| hold.give(address));
+        taken
+            .into_iter()
+            .for_each(|address| hold.pool().give(address));
         return None;
     };
     let results = (step.results.iter()).zip(of_operands);
@@ -511,7 +513,7 @@ impl Drop for Progress<'_> {
                         numbers: written.numbers,
                         steps: written.steps,
                         launches: written.launches,
-                        whole: OnceLock::new(),
+                        alone: OnceLock::new(),
                         room: OnceLock::new(),
                         graph: Mutex::default(),
                     })

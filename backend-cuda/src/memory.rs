@@ -108,15 +108,6 @@ pub(crate) struct Hold<'a> {
 }
 
 impl Hold<'_> {
-    /// Takes memory at the address that it had before, if that is free; whether it was.
-    pub(crate) fn take(&mut self, bytes: u64, address: u64) -> bool {
-        self.pool.take_at(bytes, address)
-    }
-
-    pub(crate) fn give(&mut self, address: u64) {
-        self.pool.give(address);
-    }
-
     /// The pool itself.
     pub(crate) fn pool(&mut self) -> &mut Pool {
         &mut self.pool

@@ -34,8 +34,6 @@ pub(crate) struct Plan {
     pub(crate) over: Vec<Pairs>,
     /// The results of steps that somebody holds.
     pub(crate) wanted: Vec<Wanted>,
-    /// The launch and output that each of those is.
-    pub(crate) held: Vec<(u32, u8)>,
     /// The most bytes that were in use beside what was before, when its steps were run one by one.
     pub(crate) most: AtomicU64,
     /// What lists of this plan are known by.
@@ -51,6 +49,17 @@ pub(crate) enum Step {
     Single(u32),
     /// Several as one.
     Fused(Box<Fused>),
+}
+
+impl Step {
+    /// The launch and output that its result `k` is. Of a launch as it was written down it may have
+    /// no such output.
+    pub(crate) fn result(&self, k: u8) -> Option<(u32, u8)> {
+        match self {
+            Step::Single(node) => Some((*node, k)),
+            Step::Fused(fused) => fused.outputs.get(usize::from(k)).copied(),
+        }
+    }
 }
 
 /// Several launches as one.
@@ -77,7 +86,7 @@ impl Plan {
                 512 + fused.joined.program.insts.len() * 48 + fused.joined.inputs.len() * 256
             }
         };
-        self.steps.iter().map(step).sum::<usize>() + self.steps.len() * 64 + self.held.len() * 16
+        self.steps.iter().map(step).sum::<usize>() + self.steps.len() * 64 + self.wanted.len() * 8
     }
 }
 
@@ -125,7 +134,7 @@ impl Planner {
         }
         release(&mut plan, graph.kernels.len());
         plan.over = over::pairs(&plan, graph);
-        want(&mut plan, graph);
+        plan.wanted = wanted(&plan, graph);
         plan.number = PLANS.fetch_add(1, Ordering::Relaxed);
         plan
     }
@@ -271,25 +280,26 @@ fn name(groups: &Groups<'_>, group: &Group) -> &'static str {
     }
 }
 
-/// Says which results of steps somebody holds.
-fn want(plan: &mut Plan, graph: &Graph<'_>) {
+/// The results of steps that somebody holds.
+fn wanted(plan: &Plan, graph: &Graph<'_>) -> Vec<Wanted> {
+    let mut wanted = vec![];
     for (launch, step) in plan.steps.iter().enumerate() {
-        let own: Vec<(u32, u8)> = match step {
-            Step::Single(node) => (0..graph.results[*node as usize].len())
-                .map(|output| (*node, output as u8))
-                .collect(),
-            Step::Fused(fused) => fused.outputs.clone(),
-        };
-        for (result, (node, output)) in own.into_iter().enumerate() {
-            if graph.results[node as usize][usize::from(output)].held {
-                plan.wanted.push(Wanted {
+        for result in 0..=u8::MAX {
+            let known = step.result(result).and_then(|(node, output)| {
+                let of_node = &graph.results[node as usize];
+                of_node.get(usize::from(output))
+            });
+            match known {
+                Some(known) if known.held => wanted.push(Wanted {
                     launch: launch as u32,
-                    result: result as u8,
-                });
-                plan.held.push((node, output));
+                    result,
+                }),
+                Some(_) => {}
+                None => break,
             }
         }
     }
+    wanted
 }
 
 /// Says after which step each launch, and with it its operands, is let go.

@@ -10,7 +10,7 @@ use crate::{
 };
 use anymesh_kernel::{
     Buffer, Device, Error, Kernel, Result, Scalar, View,
-    backend::{Buffers, Form, List, MapCall, MapInput, Steps},
+    backend::{Buffers, Form, List, MapCall, MapInput, Steps, Wanted},
 };
 use std::sync::{Arc, atomic::Ordering};
 
@@ -104,11 +104,12 @@ impl Runner {
 
     /// Lets go of a list whose launches the device makes by itself, and hands out what somebody holds.
     fn whole(&mut self, nodes: &mut [Option<Node>], plan: &Plan, steps: &mut (dyn Steps + '_)) {
-        let value = |(node, output): &(u32, u8)| {
-            let node = nodes[*node as usize].as_ref()?;
-            node.outputs.get(usize::from(*output)).cloned()
+        let value = |wanted: &Wanted| {
+            let (node, output) = plan.steps[wanted.launch as usize].result(wanted.result)?;
+            let node = nodes[node as usize].as_ref()?;
+            node.outputs.get(usize::from(output)).cloned()
         };
-        let values: Vec<Option<Buffer>> = plan.held.iter().map(value).collect();
+        let values: Vec<Option<Buffer>> = plan.wanted.iter().map(value).collect();
         self.inner.passes(plan.most.load(Ordering::Relaxed));
         nodes.fill_with(|| None);
         let results = steps.results().filter(|all| all.len() == values.len());

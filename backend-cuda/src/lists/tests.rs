@@ -302,17 +302,17 @@ fn a_whole_takes_the_memory_of_operands_that_are_given_up() {
     let first = operand();
     let at = addresses(&[first.clone()]);
     let mut steps = begin(&first);
-    let mut let_go = Some(first);
-    let mut results = vec![];
-    for _ in 0..2 {
+    let mut launch = || {
         assert!(steps.again(&|_| None).is_none());
         let result = arena.alloc(BYTES).expect("room");
         scene.launch(&result);
-        results.push(result.buffer());
-        steps.made(&|_| None, &results[results.len() - 1..]);
-        let_go = None;
-    }
-    assert!(let_go.is_none());
+        let result = result.buffer();
+        steps.made(&|_| None, std::slice::from_ref(&result));
+        result
+    };
+    let result = launch();
+    drop(first);
+    let results = [result, launch()];
     drop(steps);
     let places = addresses(&results);
     assert_eq!(places[1..], at);
@@ -351,7 +351,7 @@ fn lists_that_were_not_used_for_longest_go() {
             numbers: vec![],
             steps: vec![],
             launches: vec![held; count],
-            whole: OnceLock::new(),
+            alone: OnceLock::new(),
             room: OnceLock::new(),
             graph: Mutex::default(),
         };

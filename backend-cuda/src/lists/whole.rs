@@ -175,7 +175,7 @@ pub(super) fn taken(hold: &mut Hold<'_>, wanted: Vec<Result>) -> Option<Buffers>
     for result in wanted {
         results.push(match result {
             Result::Operand(buffer) => buffer,
-            Result::Piece(piece) if hold.take(piece.size, piece.address) => {
+            Result::Piece(piece) if hold.pool().take_at(piece.size, piece.address) => {
                 hold.memory(piece.address, piece.bytes).buffer()
             }
             Result::Piece(_) => return None,
