@@ -1,7 +1,7 @@
 //! The registers of a program while it runs over a block of positions.
 
 use crate::{element::Held, grid::Source, memory::typed};
-use anymesh_kernel::map::{Inst, Reg};
+use anymesh_kernel::map::Reg;
 
 /// Positions per block: all registers of a typical program fit the first-level cache.
 pub(crate) const BLOCK: usize = 1024;
@@ -88,23 +88,14 @@ impl<'s> Frame<'s> {
         }
     }
 
-    /// Whether an instruction reads a register that holds a value for each row.
-    pub(crate) fn reads_rows(&self, inst: &Inst) -> bool {
-        let mut any = false;
-        inst.operands(|r| any |= matches!(self.places[usize::from(r)], Place::Rows(_)));
-        any
+    /// Whether one of these registers holds a value for each row.
+    pub(crate) fn has_rows(&self, registers: &[Reg]) -> bool {
+        (registers.iter()).any(|r| matches!(self.places[usize::from(*r)], Place::Rows(_)))
     }
 
-    /// Whether an instruction reads only registers that hold one value for the whole block, or for
-    /// each of its rows.
-    pub(crate) fn is_constant(&self, inst: &Inst) -> bool {
-        let one = |r: Reg| matches!(self.places[r as usize], Place::One(_) | Place::Rows(_));
-        match *inst {
-            Inst::Unary(_, a) | Inst::Cast(a, _) | Inst::Fence(a, _) => one(a),
-            Inst::Binary(_, a, b) => one(a) && one(b),
-            Inst::Select(c, a, b) => one(c) && one(a) && one(b),
-            Inst::Philox { index, key, .. } => one(index) && key.into_iter().all(one),
-            _ => false,
-        }
+    /// Whether these registers hold one value for the whole block, or for each of its rows.
+    pub(crate) fn is_constant(&self, registers: &[Reg]) -> bool {
+        let one = |r: &Reg| matches!(self.places[usize::from(*r)], Place::One(_) | Place::Rows(_));
+        registers.iter().all(one)
     }
 }

@@ -1,5 +1,6 @@
 //! One loop for each instruction, operand kind and way of reading the operands (a slice, or one
-//! value for all positions).
+//! value for all positions). Which one an instruction takes is chosen once, when a program is bound:
+//! to find it for every block takes longer than a short one runs.
 
 use crate::{
     element::{Held, Stored, with_held},
@@ -11,9 +12,163 @@ use crate::{
 };
 use anymesh_kernel::{
     DType, Kind,
-    map::{Binary, Reg, Unary},
+    map::{Binary, Inst, Program, Reg, Unary},
 };
 use std::marker::PhantomData;
+
+/// A loop over the positions of a block.
+pub(crate) trait Loop: Sync {
+    /// Computes `len` positions. Returns false where an integer was divided by zero.
+    fn run(&self, step: &Step<'_>, frame: &Frame<'_>, out: &mut [u8], len: usize) -> bool;
+}
+
+type Chosen = &'static dyn Loop;
+
+/// An instruction with its loop.
+#[derive(Clone, Copy)]
+pub(crate) struct Step<'a> {
+    pub(crate) inst: &'a Inst,
+    run: Chosen,
+    operands: [Reg; 4],
+    count: u8,
+    /// What the operands are; of a choice, what it chooses from.
+    kind: Kind,
+}
+
+impl<'a> Step<'a> {
+    pub(crate) fn new(program: &'a Program, i: usize) -> Self {
+        let inst = &program.insts[i];
+        let (mut operands, mut count) = ([0; 4], 0);
+        inst.operands(|r| {
+            operands[usize::from(count)] = r;
+            count += 1;
+        });
+        let kind = match (inst, count) {
+            (Inst::Select(..), _) | (_, 0) => program.kinds[i],
+            _ => program.kinds[usize::from(operands[0])],
+        };
+        Self {
+            inst,
+            run: chosen(inst, kind),
+            operands,
+            count,
+            kind,
+        }
+    }
+
+    /// The registers that it reads.
+    pub(crate) fn operands(&self) -> &[Reg] {
+        &self.operands[..usize::from(self.count)]
+    }
+
+    /// Computes `len` positions. Returns false where an integer was divided by zero.
+    #[inline]
+    pub(crate) fn run(&self, frame: &Frame<'_>, out: &mut [u8], len: usize) -> bool {
+        self.run.run(self, frame, out, len)
+    }
+}
+
+impl std::fmt::Debug for Step<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.inst.fmt(f)
+    }
+}
+
+fn chosen(inst: &Inst, kind: Kind) -> Chosen {
+    match *inst {
+        Inst::Unary(op, _) => unary(op, kind),
+        Inst::Binary(op, ..) => binary(op, kind),
+        Inst::Select(..) => with_held!(kind, T => &Whole(select::<T>)),
+        Inst::Cast(..) | Inst::Fence(..) => &Whole(cast),
+        Inst::Philox { .. } => &Whole(philox),
+        Inst::Load(_) | Inst::Inside(_) | Inst::Index(_) | Inst::Param(_) | Inst::Const(..) => {
+            &Whole(|_, _, _, _| {})
+        }
+    }
+}
+
+/// A function of one operand of type `A`.
+struct One<A, R, F: Fn(A) -> R>(F, PhantomData<fn(A) -> R>);
+
+impl<A: Held, R: Held, F: Fn(A) -> R + Sync> Loop for One<A, R, F> {
+    fn run(&self, step: &Step<'_>, frame: &Frame<'_>, out: &mut [u8], len: usize) -> bool {
+        each(frame.src(step.operands[0]), slice(out, len), &self.0);
+        true
+    }
+}
+
+/// A function of two operands of type `A`.
+struct Two<A, R, F: Fn(A, A) -> R>(F, PhantomData<fn(A) -> R>);
+
+impl<A: Held, R: Held, F: Fn(A, A) -> R + Sync> Loop for Two<A, R, F> {
+    fn run(&self, step: &Step<'_>, frame: &Frame<'_>, out: &mut [u8], len: usize) -> bool {
+        let [a, b, ..] = step.operands;
+        each2([frame.src(a), frame.src(b)], slice(out, len), &self.0);
+        true
+    }
+}
+
+/// [`Two`] for functions that are calls, which no vector instruction makes faster; `true` where they
+/// divide.
+struct Calls<A, R, F: Fn(A, A) -> R, const DIVIDES: bool>(F, PhantomData<fn(A) -> R>);
+
+impl<A: Held, R: Held, F: Fn(A, A) -> R + Sync, const DIVIDES: bool> Loop
+    for Calls<A, R, F, DIVIDES>
+{
+    fn run(&self, step: &Step<'_>, frame: &Frame<'_>, out: &mut [u8], len: usize) -> bool {
+        let [a, b, ..] = step.operands;
+        let ab = [frame.src::<A>(a), frame.src::<A>(b)];
+        let by_zero = match ab[1] {
+            Src::One(b) => b == A::default(),
+            Src::Many(b) => DIVIDES && b.contains(&A::default()),
+        };
+        if DIVIDES && by_zero {
+            return false;
+        }
+        calls2(ab, slice(out, len), &self.0);
+        true
+    }
+}
+
+/// A function of `fastmath`.
+struct Fast<F, T>(PhantomData<fn(F) -> T>);
+
+impl<F: Function, T: Float> Loop for Fast<F, T> {
+    fn run(&self, step: &Step<'_>, frame: &Frame<'_>, out: &mut [u8], len: usize) -> bool {
+        fast::<F, T>(frame.src(step.operands[0]), slice(out, len));
+        true
+    }
+}
+
+/// What does all by itself, and never fails.
+struct Whole<F: Fn(&Step<'_>, &Frame<'_>, &mut [u8], usize)>(F);
+
+impl<F: Fn(&Step<'_>, &Frame<'_>, &mut [u8], usize) + Sync> Loop for Whole<F> {
+    fn run(&self, step: &Step<'_>, frame: &Frame<'_>, out: &mut [u8], len: usize) -> bool {
+        (self.0)(step, frame, out, len);
+        true
+    }
+}
+
+/// Loops that are made of a function without anything of its own, so that they are constants.
+macro_rules! one {
+    ($t:ty, $f:expr) => {
+        &One::<$t, _, _>($f, PhantomData)
+    };
+}
+macro_rules! two {
+    ($t:ty, $f:expr) => {
+        &Two::<$t, _, _>($f, PhantomData)
+    };
+}
+macro_rules! calls {
+    ($t:ty, $f:expr) => {
+        &Calls::<$t, _, _, false>($f, PhantomData)
+    };
+    ($t:ty, $f:expr, divides) => {
+        &Calls::<$t, _, _, true>($f, PhantomData)
+    };
+}
 
 /// A loop over one operand. What `f` is made of is marked `#[inline(always)]` wherever it is not
 /// short, see [`Kernel`].
@@ -62,7 +217,7 @@ fn each2<A: Copy, R: Copy>([a, b]: [Src<'_, A>; 2], out: &mut [R], f: impl Fn(A,
     }
 }
 
-/// [`each`] for functions that are calls, which no vector instruction makes faster.
+/// [`each`] for functions that are calls.
 fn calls<A: Copy, R: Copy>(a: Src<'_, A>, out: &mut [R], f: impl Fn(A) -> R) {
     match a {
         Src::One(a) => out.fill(f(a)),
@@ -84,47 +239,45 @@ fn slice<T: Held>(out: &mut [u8], len: usize) -> &mut [T] {
     &mut bytemuck::cast_slice_mut(&mut out[..len * size_of::<T>()])[..len]
 }
 
-pub(crate) fn unary(op: Unary, kind: Kind, a: Reg, frame: &Frame<'_>, out: &mut [u8], len: usize) {
+fn unary(op: Unary, kind: Kind) -> Chosen {
     match kind {
-        Kind::F32 => unary_float::<f32>(op, frame.src(a), out, len),
-        Kind::F64 => unary_float::<f64>(op, frame.src(a), out, len),
-        Kind::I32 => unary_int::<i32>(op, frame.src(a), slice(out, len)),
-        Kind::I64 => unary_int::<i64>(op, frame.src(a), slice(out, len)),
-        Kind::U32 => unary_int::<u32>(op, frame.src(a), slice(out, len)),
-        Kind::Bool => each(frame.src::<u8>(a), slice(out, len), |a: u8| {
-            u8::from(a == 0)
-        }),
+        Kind::F32 => unary_float::<f32>(op),
+        Kind::F64 => unary_float::<f64>(op),
+        Kind::I32 => unary_int::<i32>(op),
+        Kind::I64 => unary_int::<i64>(op),
+        Kind::U32 => unary_int::<u32>(op),
+        Kind::Bool => one!(u8, |a| u8::from(a == 0)),
     }
 }
 
-fn unary_float<T: Float>(op: Unary, a: Src<'_, T>, bytes: &mut [u8], len: usize) {
+fn unary_float<T: Float>(op: Unary) -> Chosen {
+    if T::FAST
+        && let Some(fast) = fast_function::<T>(op)
+    {
+        return fast;
+    }
     match op {
-        // These two give bools, one byte each: `bytes` is not as long as floats would be.
-        Unary::IsNan => each(a, slice(bytes, len), |a| u8::from(a.is_nan())),
-        Unary::IsInf => each(a, slice(bytes, len), |a| u8::from(a.is_infinite())),
-        _ => float_to_float(op, a, slice(bytes, len)),
+        Unary::IsNan => one!(T, |a| u8::from(a.is_nan())),
+        Unary::IsInf => one!(T, |a| u8::from(a.is_infinite())),
+        Unary::Rsqrt => one!(T, |a| T::narrow(1.0 / a.wide().sqrt())),
+        Unary::Neg => one!(T, |a| -a),
+        Unary::Abs => one!(T, T::abs),
+        Unary::Sign => one!(T, scalar::sign),
+        Unary::Sqrt => one!(T, T::sqrt),
+        Unary::Floor => one!(T, T::floor),
+        Unary::Ceil => one!(T, T::ceil),
+        Unary::Round => one!(T, T::round),
+        Unary::Trunc => one!(T, T::trunc),
+        _ => &Whole(function::<T>),
     }
 }
 
-fn float_to_float<T: Float>(op: Unary, a: Src<'_, T>, out: &mut [T]) {
-    if T::FAST && fast(op, a, out) {
-        return;
-    }
-    if op == Unary::Rsqrt {
-        return each(a, out, |a: T| T::narrow(1.0 / a.wide().sqrt()));
-    }
-    if let Some(f) = functions::of(op) {
-        return calls(a, out, |a: T| T::narrow(f(a.wide())));
-    }
-    match op {
-        Unary::Neg => each(a, out, |a| -a),
-        Unary::Abs => each(a, out, T::abs),
-        Unary::Sign => each(a, out, scalar::sign),
-        Unary::Sqrt => each(a, out, T::sqrt),
-        Unary::Floor => each(a, out, T::floor),
-        Unary::Ceil => each(a, out, T::ceil),
-        Unary::Round => each(a, out, T::round),
-        _ => each(a, out, T::trunc),
+/// A function that is a call.
+fn function<T: Float>(step: &Step<'_>, frame: &Frame<'_>, out: &mut [u8], len: usize) {
+    if let Inst::Unary(op, a) = *step.inst
+        && let Some(f) = functions::of(op)
+    {
+        calls(frame.src(a), slice(out, len), |a: T| T::narrow(f(a.wide())));
     }
 }
 
@@ -145,122 +298,123 @@ fn fast_each<F: Function, T: Float>(values: &[T], out: &mut [T]) {
     dispatch(Each::<F, T>(values, out, PhantomData));
 }
 
-/// The functions of `fastmath`. Returns false for what is not among them.
-fn fast<T: Float>(op: Unary, a: Src<'_, T>, out: &mut [T]) -> bool {
-    fn run<F: Function, T: Float>(a: Src<'_, T>, out: &mut [T]) {
-        match a {
-            // Not by a call: one value has the same bits as many.
-            Src::One(a) => {
-                let mut one = [T::default()];
-                fast_each::<F, T>(&[a], &mut one);
-                out.fill(one[0]);
-            }
-            Src::Many(a) => fast_each::<F, T>(a, out),
+fn fast<F: Function, T: Float>(a: Src<'_, T>, out: &mut [T]) {
+    match a {
+        // Not by a call: one value has the same bits as many.
+        Src::One(a) => {
+            let mut one = [T::default()];
+            fast_each::<F, T>(&[a], &mut one);
+            out.fill(one[0]);
         }
-    }
-    match op {
-        Unary::Exp => run::<fastmath::Exp, T>(a, out),
-        Unary::Exp2 => run::<fastmath::Exp2, T>(a, out),
-        Unary::Expm1 => run::<fastmath::Expm1, T>(a, out),
-        Unary::Log => run::<fastmath::Log, T>(a, out),
-        Unary::Log2 => run::<fastmath::Log2, T>(a, out),
-        Unary::Log10 => run::<fastmath::Log10, T>(a, out),
-        Unary::Log1p => run::<fastmath::Log1p, T>(a, out),
-        Unary::Tanh => run::<fastmath::Tanh, T>(a, out),
-        Unary::Sinh => run::<fastmath::Sinh, T>(a, out),
-        Unary::Cosh => run::<fastmath::Cosh, T>(a, out),
-        Unary::Erf => run::<fastmath::Erf, T>(a, out),
-        Unary::Sin | Unary::Cos => {
-            let exact: fn(f64) -> f64 = if op == Unary::Sin {
-                run::<fastmath::Sin, T>(a, out);
-                f64::sin
-            } else {
-                run::<fastmath::Cos, T>(a, out);
-                f64::cos
-            };
-            let limit = f64::from(fastmath::TRIG_LIMIT);
-            // Written so that NaN needs no second look either.
-            let is_large = |a: T| a.wide().abs() > limit;
-            let any = match a {
-                Src::One(a) => is_large(a),
-                Src::Many(a) => a.iter().any(|a| is_large(*a)),
-            };
-            if any {
-                for (i, out) in out
-                    .iter_mut()
-                    .enumerate()
-                    .filter(|(i, _)| is_large(a.at(*i)))
-                {
-                    *out = T::narrow(exact(a.at(i).wide()));
-                }
-            }
-        }
-        _ => return false,
-    }
-    true
-}
-
-fn unary_int<T: Int>(op: Unary, a: Src<'_, T>, out: &mut [T]) {
-    match op {
-        Unary::Neg => each(a, out, T::neg),
-        Unary::Abs => each(a, out, scalar::int_abs),
-        Unary::Sign => each(a, out, scalar::int_sign),
-        _ => each(a, out, T::not),
+        Src::Many(a) => fast_each::<F, T>(a, out),
     }
 }
 
-/// Returns false where an integer was divided by zero.
-pub(crate) fn binary(
-    op: Binary,
-    kind: Kind,
-    [a, b]: [Reg; 2],
+/// The functions of `fastmath`.
+fn fast_function<T: Float>(op: Unary) -> Option<Chosen> {
+    Some(match op {
+        Unary::Exp => &Fast::<fastmath::Exp, T>(PhantomData),
+        Unary::Exp2 => &Fast::<fastmath::Exp2, T>(PhantomData),
+        Unary::Expm1 => &Fast::<fastmath::Expm1, T>(PhantomData),
+        Unary::Log => &Fast::<fastmath::Log, T>(PhantomData),
+        Unary::Log2 => &Fast::<fastmath::Log2, T>(PhantomData),
+        Unary::Log10 => &Fast::<fastmath::Log10, T>(PhantomData),
+        Unary::Log1p => &Fast::<fastmath::Log1p, T>(PhantomData),
+        Unary::Tanh => &Fast::<fastmath::Tanh, T>(PhantomData),
+        Unary::Sinh => &Fast::<fastmath::Sinh, T>(PhantomData),
+        Unary::Cosh => &Fast::<fastmath::Cosh, T>(PhantomData),
+        Unary::Erf => &Fast::<fastmath::Erf, T>(PhantomData),
+        Unary::Sin => &Whole(|step, frame, out, len| {
+            trigonometric::<fastmath::Sin, T>(f64::sin, step, frame, slice(out, len))
+        }),
+        Unary::Cos => &Whole(|step, frame, out, len| {
+            trigonometric::<fastmath::Cos, T>(f64::cos, step, frame, slice(out, len))
+        }),
+        _ => return None,
+    })
+}
+
+/// Large angles are computed once more, by a call.
+fn trigonometric<F: Function, T: Float>(
+    exact: fn(f64) -> f64,
+    step: &Step<'_>,
     frame: &Frame<'_>,
-    out: &mut [u8],
-    len: usize,
-) -> bool {
+    out: &mut [T],
+) {
+    let a = frame.src::<T>(step.operands[0]);
+    fast::<F, T>(a, out);
+    let limit = f64::from(fastmath::TRIG_LIMIT);
+    // Written so that NaN needs no second look either.
+    let is_large = |a: T| a.wide().abs() > limit;
+    let any = match a {
+        Src::One(a) => is_large(a),
+        Src::Many(a) => a.iter().any(|a| is_large(*a)),
+    };
+    if any {
+        for (i, out) in out
+            .iter_mut()
+            .enumerate()
+            .filter(|(i, _)| is_large(a.at(*i)))
+        {
+            *out = T::narrow(exact(a.at(i).wide()));
+        }
+    }
+}
+
+fn unary_int<T: Int>(op: Unary) -> Chosen {
+    match op {
+        Unary::Neg => one!(T, T::neg),
+        Unary::Abs => one!(T, scalar::int_abs),
+        Unary::Sign => one!(T, scalar::int_sign),
+        _ => one!(T, T::not),
+    }
+}
+
+fn binary(op: Binary, kind: Kind) -> Chosen {
     if op.is_comparison() {
-        with_held!(kind, T => compare::<T>(op, [frame.src(a), frame.src(b)], slice(out, len)));
-        return true;
+        return with_held!(kind, T => compare::<T>(op));
     }
     match kind {
-        Kind::F32 => binary_float::<f32>(op, [frame.src(a), frame.src(b)], slice(out, len)),
-        Kind::F64 => binary_float::<f64>(op, [frame.src(a), frame.src(b)], slice(out, len)),
-        Kind::I32 => return binary_int::<i32>(op, [frame.src(a), frame.src(b)], slice(out, len)),
-        Kind::I64 => return binary_int::<i64>(op, [frame.src(a), frame.src(b)], slice(out, len)),
-        Kind::U32 => return binary_int::<u32>(op, [frame.src(a), frame.src(b)], slice(out, len)),
-        Kind::Bool => binary_bool(op, [frame.src(a), frame.src(b)], slice(out, len)),
-    }
-    true
-}
-
-fn compare<T: Held>(op: Binary, ab: [Src<'_, T>; 2], out: &mut [u8]) {
-    match op {
-        Binary::Eq => each2(ab, out, |a, b| u8::from(a == b)),
-        Binary::Ne => each2(ab, out, |a, b| u8::from(a != b)),
-        Binary::Lt => each2(ab, out, |a, b| u8::from(a < b)),
-        Binary::Le => each2(ab, out, |a, b| u8::from(a <= b)),
-        Binary::Gt => each2(ab, out, |a, b| u8::from(a > b)),
-        _ => each2(ab, out, |a, b| u8::from(a >= b)),
+        Kind::F32 => binary_float::<f32>(op),
+        Kind::F64 => binary_float::<f64>(op),
+        Kind::I32 => binary_int::<i32>(op),
+        Kind::I64 => binary_int::<i64>(op),
+        Kind::U32 => binary_int::<u32>(op),
+        Kind::Bool => binary_bool(op),
     }
 }
 
-fn binary_float<T: Float>(op: Binary, ab: [Src<'_, T>; 2], out: &mut [T]) {
+fn compare<T: Held>(op: Binary) -> Chosen {
     match op {
-        Binary::Add => each2(ab, out, |a, b| a + b),
-        Binary::Sub => each2(ab, out, |a, b| a - b),
-        Binary::Mul => each2(ab, out, |a, b| a * b),
-        Binary::Div => each2(ab, out, |a, b| a / b),
-        Binary::FloorDiv => calls2(ab, out, scalar::float_floor_div),
-        Binary::TruncDiv => each2(ab, out, |a, b| (a / b).trunc()),
-        Binary::Rem => calls2(ab, out, scalar::float_rem),
-        Binary::Max => each2(ab, out, scalar::max),
-        Binary::Min => each2(ab, out, scalar::min),
-        Binary::Fmax => each2(ab, out, scalar::fmax),
-        Binary::Fmin => each2(ab, out, scalar::fmin),
-        Binary::Atan2 => calls2(ab, out, |a, b| T::narrow(a.wide().atan2(b.wide()))),
-        Binary::Hypot => calls2(ab, out, |a, b| T::narrow(a.wide().hypot(b.wide()))),
-        Binary::Copysign => each2(ab, out, T::copysign),
-        _ => pow(ab, out),
+        Binary::Eq => two!(T, |a, b| u8::from(a == b)),
+        Binary::Ne => two!(T, |a, b| u8::from(a != b)),
+        Binary::Lt => two!(T, |a, b| u8::from(a < b)),
+        Binary::Le => two!(T, |a, b| u8::from(a <= b)),
+        Binary::Gt => two!(T, |a, b| u8::from(a > b)),
+        _ => two!(T, |a, b| u8::from(a >= b)),
+    }
+}
+
+fn binary_float<T: Float>(op: Binary) -> Chosen {
+    match op {
+        Binary::Add => two!(T, |a, b| a + b),
+        Binary::Sub => two!(T, |a, b| a - b),
+        Binary::Mul => two!(T, |a, b| a * b),
+        Binary::Div => two!(T, |a, b| a / b),
+        Binary::FloorDiv => calls!(T, scalar::float_floor_div),
+        Binary::TruncDiv => two!(T, |a, b| (a / b).trunc()),
+        Binary::Rem => calls!(T, scalar::float_rem),
+        Binary::Max => two!(T, scalar::max),
+        Binary::Min => two!(T, scalar::min),
+        Binary::Fmax => two!(T, scalar::fmax),
+        Binary::Fmin => two!(T, scalar::fmin),
+        Binary::Atan2 => calls!(T, |a, b| T::narrow(a.wide().atan2(b.wide()))),
+        Binary::Hypot => calls!(T, |a, b| T::narrow(a.wide().hypot(b.wide()))),
+        Binary::Copysign => two!(T, T::copysign),
+        _ => &Whole(|step, frame, out, len| {
+            let [a, b, ..] = step.operands;
+            pow::<T>([frame.src(a), frame.src(b)], slice(out, len));
+        }),
     }
 }
 
@@ -281,43 +435,35 @@ fn pow<T: Float>(ab: [Src<'_, T>; 2], out: &mut [T]) {
     }
 }
 
-fn binary_int<T: Int>(op: Binary, ab: [Src<'_, T>; 2], out: &mut [T]) -> bool {
-    let divides = matches!(op, Binary::FloorDiv | Binary::TruncDiv | Binary::Rem);
-    let by_zero = match ab[1] {
-        Src::One(b) => b == T::ZERO,
-        Src::Many(b) => divides && b.contains(&T::ZERO),
-    };
-    if divides && by_zero {
-        return false;
-    }
+fn binary_int<T: Int>(op: Binary) -> Chosen {
     match op {
-        Binary::Add => each2(ab, out, T::add),
-        Binary::Sub => each2(ab, out, T::sub),
-        Binary::Mul => each2(ab, out, T::mul),
-        Binary::FloorDiv => calls2(ab, out, scalar::int_floor_div),
-        Binary::TruncDiv => calls2(ab, out, T::div),
-        Binary::Rem => calls2(ab, out, scalar::int_floor_rem),
-        Binary::Pow => calls2(ab, out, scalar::int_pow),
-        Binary::Max => each2(ab, out, |a, b| a.max(b)),
-        Binary::Min => each2(ab, out, |a, b| a.min(b)),
-        Binary::And => each2(ab, out, T::and),
-        Binary::Or => each2(ab, out, T::or),
-        Binary::Xor => each2(ab, out, T::xor),
-        Binary::Shl => each2(ab, out, scalar::int_shl),
-        _ => each2(ab, out, scalar::int_shr),
-    }
-    true
-}
-
-fn binary_bool(op: Binary, ab: [Src<'_, u8>; 2], out: &mut [u8]) {
-    match op {
-        Binary::And | Binary::Min => each2(ab, out, |a, b| a & b),
-        Binary::Or | Binary::Max => each2(ab, out, |a, b| a | b),
-        _ => each2(ab, out, |a, b| a ^ b),
+        Binary::Add => two!(T, T::add),
+        Binary::Sub => two!(T, T::sub),
+        Binary::Mul => two!(T, T::mul),
+        Binary::FloorDiv => calls!(T, scalar::int_floor_div, divides),
+        Binary::TruncDiv => calls!(T, T::div, divides),
+        Binary::Rem => calls!(T, scalar::int_floor_rem, divides),
+        Binary::Pow => calls!(T, scalar::int_pow),
+        Binary::Max => two!(T, |a, b| a.max(b)),
+        Binary::Min => two!(T, |a, b| a.min(b)),
+        Binary::And => two!(T, T::and),
+        Binary::Or => two!(T, T::or),
+        Binary::Xor => two!(T, T::xor),
+        Binary::Shl => two!(T, scalar::int_shl),
+        _ => two!(T, scalar::int_shr),
     }
 }
 
-pub(crate) fn select<T: Held>([c, a, b]: [Reg; 3], frame: &Frame<'_>, out: &mut [u8], len: usize) {
+fn binary_bool(op: Binary) -> Chosen {
+    match op {
+        Binary::And | Binary::Min => two!(u8, |a, b| a & b),
+        Binary::Or | Binary::Max => two!(u8, |a, b| a | b),
+        _ => two!(u8, |a, b| a ^ b),
+    }
+}
+
+fn select<T: Held>(step: &Step<'_>, frame: &Frame<'_>, out: &mut [u8], len: usize) {
+    let [c, a, b, _] = step.operands;
     let (c, a, b) = (frame.src::<u8>(c), frame.src::<T>(a), frame.src::<T>(b));
     match size_of::<T>() {
         1 => select_bits::<u8>(c, a.bits(), b.bits(), slice(out, len)),
@@ -373,14 +519,13 @@ macro_rules! bits {
 }
 bits!(u8, u32, i64);
 
-pub(crate) fn cast(
-    kind: Kind,
-    dtype: DType,
-    a: Reg,
-    frame: &Frame<'_>,
-    out: &mut [u8],
-    len: usize,
-) {
+fn cast(step: &Step<'_>, frame: &Frame<'_>, out: &mut [u8], len: usize) {
+    let (a, kind) = (step.operands[0], step.kind);
+    let dtype = match *step.inst {
+        Inst::Cast(_, dtype) => dtype,
+        // Of a fence: each instruction is computed by itself anyway.
+        _ => kind.dtype(),
+    };
     match kind {
         // Not by way of a wider float, which would make a signalling NaN quiet.
         Kind::F32 if dtype.kind() == Kind::F32 => {
@@ -484,17 +629,12 @@ fn round(dtype: DType, values: &mut [f32]) {
     }
 }
 
-pub(crate) fn philox(
-    kind: Kind,
-    index: Reg,
-    key: [Reg; 3],
-    word: u8,
-    frame: &Frame<'_>,
-    out: &mut [u8],
-    len: usize,
-) {
+fn philox(step: &Step<'_>, frame: &Frame<'_>, out: &mut [u8], len: usize) {
+    let Inst::Philox { index, key, word } = *step.inst else {
+        return;
+    };
     let key = key.map(|k| frame.src::<u32>(k));
-    match kind {
+    match step.kind {
         Kind::I32 => philox_words(
             frame.src::<i32>(index),
             |v| v as u64,

@@ -6,7 +6,7 @@ use crate::{
     element::{self, Held, Stored, is_held_as_stored, with_held, with_stored},
     frame::{BLOCK, Frame, Place, Slot, Src, Words},
     grid::{Fetched, Grid},
-    loops,
+    loops::Step,
     memory::Memory,
     parallel,
 };
@@ -60,6 +60,10 @@ pub(crate) struct BoundProgram<'a> {
     grid: Grid<'a>,
     /// Where the values of each register are before anything ran: constants, and slots.
     places: SmallVec<[Place; 16]>,
+    /// The instructions with their loops.
+    code: SmallVec<[Step<'a>; 4]>,
+    /// For each the output that stores its values as they are held, if there is one.
+    targets: SmallVec<[Option<u8>; 16]>,
     /// The instructions that run for every block: all but constants.
     steps: SmallVec<[u16; 16]>,
     /// How many slots there are.
@@ -130,9 +134,19 @@ impl<'a> BoundProgram<'a> {
                 Place::Slot(own[i])
             }
         };
+        let mut targets = smallvec![None; program.insts.len()];
+        for (o, (reg, dtype)) in program.outputs.iter().enumerate().rev() {
+            if is_held_as_stored(*dtype) {
+                targets[usize::from(*reg)] = Some(o as u8);
+            }
+        }
         Ok(Self {
             op: call.op,
             program,
+            code: (0..program.insts.len())
+                .map(|i| Step::new(program, i))
+                .collect(),
+            targets,
             grid: Grid::new(call.shape.dims(), inputs, &call.indices, order)?,
             places: program.insts.iter().enumerate().map(place).collect(),
             steps,
@@ -193,33 +207,67 @@ impl<'a> BoundProgram<'a> {
         scratch: &mut Scratch,
         outs: &mut [&mut [u8]],
     ) -> bool {
-        let (inst, len) = (&self.program.insts[i], range.len());
-        let reads = matches!(
-            inst,
-            Inst::Load(_) | Inst::Inside(_) | Inst::Index(_) | Inst::Param(_)
-        );
-        let target = self.target(i, outs).filter(|_| !reads);
-        let positions = target.is_some() || !self.frame(scratch, outs, len).is_constant(inst);
-        if late.rows > 1 && positions {
-            inst.operands(|r| self.spread(r, len, late.rows, scratch));
+        let (step, len) = (&self.code[i], range.len());
+        if step.operands().is_empty() {
+            self.read(i, range, late, scratch);
+            return true;
         }
-        if let Some(o) = target {
-            let out = std::mem::take(&mut outs[o]);
-            let done = self.compute(inst, &self.frame(scratch, outs, len), out, len);
-            outs[o] = out;
-            scratch.places[i] = Place::Output(o);
+        let target = self.targets[i].map(usize::from);
+        let target = target.filter(|target| *target < outs.len());
+        let constant =
+            target.is_none() && self.frame(scratch, outs, len).is_constant(step.operands());
+        if late.rows > 1 && !constant {
+            for r in step.operands() {
+                self.spread(*r, len, late.rows, scratch);
+            }
+        }
+        if let Some(target) = target {
+            let out = std::mem::take(&mut outs[target]);
+            let done = step.run(&self.frame(scratch, outs, len), out, len);
+            outs[target] = out;
+            scratch.places[i] = Place::Output(target);
             return done;
         }
-        let Place::Slot(number) = self.places[i] else {
-            return true;
-        };
-        // Taken out, so that it can be written while others are read.
-        let Some(mut words) = scratch.slots[usize::from(number)].take() else {
+        let Some((number, mut words)) = self.taken(i, scratch) else {
             return true;
         };
         let slot: &mut [u8] = bytemuck::cast_slice_mut(&mut words.0);
-        let mut done = true;
-        match *inst {
+        let frame = self.frame(scratch, outs, len);
+        let done;
+        if !constant {
+            done = step.run(&frame, slot, len);
+        } else if frame.has_rows(step.operands()) {
+            let frame = Frame {
+                len: late.rows,
+                ..frame
+            };
+            done = step.run(&frame, slot, late.rows);
+            scratch.places[i] = Place::Rows(number);
+        } else {
+            done = step.run(&frame, slot, 1);
+            let kind = self.program.kinds[i];
+            let value = with_held!(kind, T => bytemuck::cast_slice::<u8, T>(slot)[0].to_word());
+            scratch.places[i] = Place::One(value);
+        }
+        scratch.slots[usize::from(number)] = Some(words);
+        done
+    }
+
+    /// The memory of register `i`, taken out, so that it can be written while others are read.
+    fn taken(&self, i: usize, scratch: &mut Scratch) -> Option<(u16, Box<Words>)> {
+        let Place::Slot(number) = self.places[i] else {
+            return None;
+        };
+        Some((number, scratch.slots[usize::from(number)].take()?))
+    }
+
+    /// Runs instruction `i`, which reads no register but memory, positions or parameters.
+    fn read(&self, i: usize, range: Range<usize>, late: Late<'_>, scratch: &mut Scratch) {
+        let Some((number, mut words)) = self.taken(i, scratch) else {
+            return;
+        };
+        let (slot, len): (&mut [u8], _) = (bytemuck::cast_slice_mut(&mut words.0), range.len());
+        match *self.code[i].inst {
             Inst::Load(k) => {
                 if let Some(place) = self.load(k, range, slot) {
                     scratch.places[i] = place;
@@ -255,28 +303,9 @@ impl<'a> BoundProgram<'a> {
                     }
                 }
             }
-            _ => {
-                let frame = self.frame(scratch, outs, len);
-                if frame.is_constant(inst) && frame.reads_rows(inst) {
-                    let frame = Frame {
-                        len: late.rows,
-                        ..frame
-                    };
-                    done = self.compute(inst, &frame, slot, late.rows);
-                    scratch.places[i] = Place::Rows(number);
-                } else if frame.is_constant(inst) {
-                    done = self.compute(inst, &frame, slot, 1);
-                    let kind = self.program.kinds[i];
-                    let value =
-                        with_held!(kind, T => bytemuck::cast_slice::<u8, T>(slot)[0].to_word());
-                    scratch.places[i] = Place::One(value);
-                } else {
-                    done = self.compute(inst, &frame, slot, len);
-                }
-            }
+            _ => {}
         }
         scratch.slots[usize::from(number)] = Some(words);
-        done
     }
 
     /// Makes one value for each row of a register one for each position.
@@ -314,36 +343,6 @@ impl<'a> BoundProgram<'a> {
             outs,
             len,
         }
-    }
-
-    /// Runs an arithmetic instruction into `out`, for `len` positions. Returns false where an integer
-    /// was divided by zero.
-    fn compute(&self, inst: &Inst, frame: &Frame<'_>, out: &mut [u8], len: usize) -> bool {
-        let kind = |r: Reg| self.program.kinds[r as usize];
-        match *inst {
-            Inst::Unary(op, a) => loops::unary(op, kind(a), a, frame, out, len),
-            Inst::Binary(op, a, b) => return loops::binary(op, kind(a), [a, b], frame, out, len),
-            Inst::Select(c, a, b) => {
-                with_held!(kind(a), T => loops::select::<T>([c, a, b], frame, out, len))
-            }
-            Inst::Cast(a, dtype) => loops::cast(kind(a), dtype, a, frame, out, len),
-            // Each instruction is computed by itself anyway.
-            Inst::Fence(a, _) => loops::cast(kind(a), kind(a).dtype(), a, frame, out, len),
-            Inst::Philox { index, key, word } => {
-                loops::philox(kind(index), index, key, word, frame, out, len)
-            }
-            Inst::Load(_) | Inst::Inside(_) | Inst::Index(_) | Inst::Param(_) | Inst::Const(..) => {
-            }
-        }
-        true
-    }
-
-    /// The first output that stores register `i` as it is held.
-    fn target(&self, i: usize, outs: &[&mut [u8]]) -> Option<usize> {
-        (0..outs.len()).find(|o| {
-            self.program.outputs[*o].0 as usize == i
-                && is_held_as_stored(self.program.outputs[*o].1)
-        })
     }
 
     fn load(&self, k: u8, range: Range<usize>, slot: &mut [u8]) -> Option<Place> {
