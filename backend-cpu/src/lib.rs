@@ -15,6 +15,7 @@ mod crew;
 mod element;
 mod fastmath;
 mod fold;
+mod formulas;
 mod frame;
 mod functions;
 mod grid;

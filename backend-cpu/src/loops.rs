@@ -17,7 +17,7 @@ use anymesh_kernel::{
 use std::marker::PhantomData;
 
 /// A loop over the positions of a block.
-pub(crate) trait Loop: Sync {
+trait Loop: Sync {
     /// Computes `len` positions. Returns false where an integer was divided by zero.
     fn run(&self, step: &Step<'_>, frame: &Frame<'_>, out: &mut [u8], len: usize) -> bool;
 }
@@ -65,12 +65,6 @@ impl<'a> Step<'a> {
     #[inline]
     pub(crate) fn run(&self, frame: &Frame<'_>, out: &mut [u8], len: usize) -> bool {
         self.run.run(self, frame, out, len)
-    }
-}
-
-impl std::fmt::Debug for Step<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.inst.fmt(f)
     }
 }
 

@@ -4,6 +4,7 @@
 use crate::{
     copy,
     element::{self, Held, Stored, is_held_as_stored, with_held, with_stored},
+    formulas::{self, Compiled},
     frame::{BLOCK, Frame, Place, Slot, Src, Words},
     grid::{Fetched, Grid},
     loops::Step,
@@ -13,7 +14,7 @@ use crate::{
 use anymesh_kernel::{
     DType, Error, Kind, Result, Scalar,
     backend::{Buffers, MapCall, MapInput},
-    map::{Inst, MAX_OUTPUTS, Program, Reg},
+    map::{Inst, MAX_INPUTS, MAX_OUTPUTS, Program, Reg},
 };
 use smallvec::{SmallVec, smallvec};
 use std::{cell::Cell, ops::Range};
@@ -53,7 +54,6 @@ pub(crate) struct Late<'a> {
 }
 
 /// A program bound to its operands.
-#[derive(Debug)]
 pub(crate) struct BoundProgram<'a> {
     op: &'static str,
     program: &'a Program,
@@ -68,6 +68,8 @@ pub(crate) struct BoundProgram<'a> {
     steps: SmallVec<[u16; 16]>,
     /// How many slots there are.
     slots: usize,
+    /// One loop for the whole program.
+    compiled: Option<&'static dyn Compiled>,
 }
 
 /// A slot for each register, and how many there are. What is needed no more gives its slot to
@@ -112,7 +114,9 @@ impl<'a> BoundProgram<'a> {
         inputs: &'a [MapInput],
         order: Option<&[usize]>,
     ) -> Result<Self> {
-        Self::of(call, &call.program, inputs, order)
+        let mut bound = Self::of(call, &call.program, inputs, order)?;
+        bound.compiled = formulas::of(&call.program);
+        Ok(bound)
     }
 
     /// [`new`](Self::new), with another program than the call's.
@@ -151,6 +155,7 @@ impl<'a> BoundProgram<'a> {
             places: program.insts.iter().enumerate().map(place).collect(),
             steps,
             slots,
+            compiled: None,
         })
     }
 
@@ -167,14 +172,94 @@ impl<'a> BoundProgram<'a> {
         outs: &mut [&mut [u8]],
     ) -> Result<()> {
         self.begin(scratch);
+        if self.at_once(&range, scratch, outs) {
+            return Ok(());
+        }
         self.steps(&self.steps, range, Late::default(), scratch, outs)
+    }
+
+    /// Runs the whole program as one loop. Returns false where there is none, or where an input has
+    /// one value for all positions.
+    fn at_once(&self, range: &Range<usize>, scratch: &mut Scratch, outs: &mut [&mut [u8]]) -> bool {
+        let (Some(compiled), len) = (self.compiled, range.len()) else {
+            return false;
+        };
+        // Inputs and numbers are its first instructions.
+        let (inputs, outputs) = (self.program.inputs.len(), &self.program.outputs);
+        for i in 0..inputs {
+            self.read(i, range.clone(), Late::default(), scratch);
+        }
+        // Results that are not written as they are held have slots behind those of registers.
+        let place = |(o, (reg, _)): (usize, &(Reg, DType))| match self.targets[usize::from(*reg)] {
+            Some(_) if o < outs.len() => Place::Output(o),
+            _ => Place::Slot((self.slots + o) as u16),
+        };
+        let places: SmallVec<[Place; MAX_OUTPUTS]> =
+            outputs.iter().enumerate().map(place).collect();
+        let mut slots: [Slot; MAX_OUTPUTS] = Default::default();
+        for (slot, place) in slots.iter_mut().zip(&places) {
+            if let Place::Slot(number) = *place {
+                *slot = scratch.slots[usize::from(number)].take();
+            }
+        }
+        let done = self.run_compiled(compiled, len, scratch, &mut slots, outs);
+        for ((slot, place), (reg, _)) in slots.iter_mut().zip(&places).zip(outputs) {
+            if let Place::Slot(number) = *place {
+                scratch.slots[usize::from(number)] = slot.take();
+            }
+            if done {
+                scratch.places[usize::from(*reg)] = *place;
+            }
+        }
+        done
+    }
+
+    /// Runs the loop of the whole program, whose inputs are there, into slots where these are and
+    /// else into outputs. Returns false where an input has one value for all positions.
+    fn run_compiled(
+        &self,
+        compiled: &dyn Compiled,
+        len: usize,
+        scratch: &Scratch,
+        slots: &mut [Slot],
+        outs: &mut [&mut [u8]],
+    ) -> bool {
+        let (inputs, outputs) = (self.program.inputs.len(), self.program.outputs.len());
+        let frame = self.frame(scratch, &[], len);
+        let mut values = SmallVec::<[&[f32]; MAX_INPUTS]>::new();
+        let mut numbers = SmallVec::<[f32; 16]>::new();
+        for i in 0..inputs + self.program.params.len() {
+            match frame.src(i as Reg) {
+                Src::Many(of) => values.push(of),
+                Src::One(number) => numbers.push(number),
+            }
+        }
+        if values.len() != inputs {
+            return false;
+        }
+        let mut outs = outs.iter_mut();
+        let mut results = SmallVec::<[&mut [f32]; MAX_OUTPUTS]>::new();
+        for slot in &mut slots[..outputs] {
+            let bytes = match (slot, outs.next()) {
+                (Some(words), _) => bytemuck::cast_slice_mut(&mut words.0),
+                (None, Some(out)) => &mut **out,
+                (None, None) => return false,
+            };
+            results.push(&mut bytemuck::cast_slice_mut(bytes)[..len]);
+        }
+        compiled.run(&values, &numbers, &mut results);
+        true
     }
 
     /// Begins with a block: nothing is computed yet.
     pub(crate) fn begin(&self, scratch: &mut Scratch) {
-        if scratch.slots.len() < self.slots {
+        let slots = match self.compiled {
+            Some(_) => self.slots + MAX_OUTPUTS,
+            None => self.slots,
+        };
+        if scratch.slots.len() < slots {
             let slot = || Some(Box::new(Words([0; BLOCK])));
-            scratch.slots.resize_with(self.slots, slot);
+            scratch.slots.resize_with(slots, slot);
         }
         scratch.places.clear();
         scratch.places.extend_from_slice(&self.places);

@@ -7,6 +7,7 @@
 
 mod pack;
 mod tile;
+mod turned;
 mod wide;
 
 pub(crate) use tile::HasTiles;
@@ -324,6 +325,10 @@ fn by_tiles<T: Float>(
     (add, bias): (bool, Option<&[T]>),
     threads: usize,
 ) -> Result<()> {
+    // Not onto what is there, which is added block by block.
+    if !add && turned::pays(tiles, [m, n, k], &a) {
+        return turned::product(tiles, (out, step), [m, n, k], a, b, bias, threads);
+    }
     let (width, out) = (tiles.columns, out.as_mut_ptr());
     if wide::pays(tiles, [m, n, k]) {
         return wide::by_columns(

@@ -17,6 +17,7 @@
 
 mod build;
 mod derive;
+pub mod formulas;
 mod functions;
 mod poles;
 mod slope;

@@ -45,6 +45,8 @@ fn equals_the_plain_loop<T: Float>() {
         // More panels of the right operand than go by at once, of wide tiles and of narrow ones.
         [50, 600, 20],
         [300, 270, 20],
+        // Turned where the left operand lies column by column.
+        [150, 61, 260],
     ];
     for tiles in T::all() {
         for [m, n, k] in sizes {
@@ -90,18 +92,29 @@ fn products_by_tiles_equal_the_plain_loop_on_every_machine() {
 
 #[test]
 fn a_row_has_the_same_bits_alone_and_among_others_on_any_number_of_threads() {
-    let [m, n, k] = [61, 90, 700];
+    for [m, n, k] in [[61, 90, 700], [170, 60, 700]] {
+        same_bits([m, n, k]);
+    }
+}
+
+fn same_bits([m, n, k]: [usize; 3]) {
     let narrow = |seed, len| -> Vec<f32> {
         let all = random(len, seed, false);
         all.into_iter().map(|x| x as f32).collect()
     };
     let (left, right) = (narrow(1, m * k), narrow(2, k * n));
-    for tiles in f32::all() {
+    for (tiles, by_column) in f32::all().flat_map(|tiles| [(tiles, false), (tiles, true)]) {
         let run = |rows: Range<usize>, threads| {
             let mut out = vec![0f32; rows.len() * n];
-            let a = Matrix {
-                start: rows.start * k,
-                ..Matrix::dense(&left, k)
+            let a = match by_column {
+                true => Matrix {
+                    start: rows.start,
+                    ..Matrix::dense(&left, m).t()
+                },
+                false => Matrix {
+                    start: rows.start * k,
+                    ..Matrix::dense(&left, k)
+                },
             };
             let sizes = [rows.len(), n, k];
             let b = Matrix::dense(&right, n);

@@ -1,31 +1,13 @@
 //! Activation functions. NaN stays NaN in all of them.
 
 use super::elementwise::{Arg, elementwise};
-use crate::{Error, Kind, Result, map::Val};
-
-/// `-|x|`. Written as a choice, so that what is smooth at 0 (a function of `e^-|x|` on either side)
-/// has its slopes there too: that of `abs` is 0.
-pub(super) fn below(x: Val<'_>) -> Val<'_> {
-    x.gt(0.0).select(-x, x)
-}
-
-/// `1 / (1 + e^-x)` times `y`. No exponential overflows: an infinite one would leave no slope.
-fn times_sigmoid<'b>(y: Val<'b>, x: Val<'b>) -> Val<'b> {
-    let e = below(x).exp();
-    x.gt(0.0).select(y, y * e) / (e + 1.0)
-}
-
-pub(super) fn sigmoid(x: Val<'_>) -> Val<'_> {
-    times_sigmoid(x.lit(1.0), x)
-}
-
-pub(super) fn silu(x: Val<'_>) -> Val<'_> {
-    times_sigmoid(x, x)
-}
-
-pub(super) fn gelu(x: Val<'_>) -> Val<'_> {
-    x * 0.5 * ((x * std::f64::consts::FRAC_1_SQRT_2).erf() + 1.0)
-}
+use crate::{
+    Error, Kind, Result,
+    map::{
+        Val,
+        formulas::{below, gelu, gelu_slope, gelu_tanh, gelu_tanh_slope, sigmoid, silu},
+    },
+};
 
 /// `log(1 + e^x)`.
 pub(super) fn softplus(x: Val<'_>) -> Val<'_> {
@@ -75,17 +57,6 @@ fn tanhshrink(x: Val<'_>) -> Val<'_> {
     x.abs().lt(0.25).select(series * square * x, x - x.tanh())
 }
 
-/// The factor of the cube in the argument of `gelu_tanh`, and that of the whole argument:
-/// `sqrt(8 / pi)`, since `(1 + tanh(u)) / 2 = sigmoid(2 u)`.
-const GELU_CUBE: f64 = 0.044715;
-const GELU_SCALE: f64 = 1.595_769_121_605_730_8;
-
-/// Beyond 30 the logistic function in `gelu_tanh` is 0 or 1 in every dtype, and the cube would
-/// overflow later.
-fn within_30(x: Val<'_>) -> Val<'_> {
-    clip(x, x.lit(-30.0), x.lit(30.0))
-}
-
 // Fixed-point constants of self-normalizing networks (Klambauer et al., 2017).
 const SELU_ALPHA: f64 = 1.673_263_242_354_377_2;
 const SELU_SCALE: f64 = 1.050_700_987_355_480_5;
@@ -113,23 +84,10 @@ elementwise! {
     /// `log(sigmoid(x))` without underflow.
     logsigmoid(x) Float "... -> ... ; monotone 0" = -softplus(-x);
     /// `x * Phi(x)` with the normal distribution function, `x / 2 * (1 + erf(x / sqrt(2)))`.
-    gelu(x) Float "... -> ..." = gelu(x);
+    gelu(x) Float "... -> ..." = gelu(x), slope |x| gelu_slope(x);
     /// The approximation of `gelu` by a hyperbolic tangent. It is evaluated as a logistic function,
     /// which is the same without the cancellation at negative `x`.
-    gelu_tanh(x) Float "... -> ..." = {
-        let near = within_30(x);
-        times_sigmoid(x, (near * near * GELU_CUBE + 1.0) * near * GELU_SCALE)
-    }, slope |x| {
-        // sigmoid(u) + x sigmoid'(u) u', with one exponential and one division for all of it.
-        let near = within_30(x);
-        let square = near * near;
-        let u = (square * GELU_CUBE + 1.0) * near * GELU_SCALE;
-        let e = below(u).exp();
-        let share = e.lit(1.0) / (e + 1.0);
-        let rest = e * share;
-        let steep = (square * (3.0 * GELU_CUBE * GELU_SCALE) + GELU_SCALE) * near;
-        u.gt(0.0).select(share, rest) + steep * (rest * share)
-    };
+    gelu_tanh(x) Float "... -> ..." = gelu_tanh(x), slope |x| gelu_tanh_slope(x);
     /// `x * sigmoid(x)`, also known as swish.
     silu(x) Float "... -> ..." = silu(x);
     /// `x * tanh(softplus(x))`. With `e = exp(x)` that is `x * e (e + 2) / (e (e + 2) + 2)`, which

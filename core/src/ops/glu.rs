@@ -2,7 +2,6 @@
 
 use super::{
     OpInfo,
-    activation::{below, gelu, sigmoid, silu},
     expr::{Expr, check_float, check_same_shape},
     op,
 };
@@ -10,11 +9,13 @@ use crate::{
     Error, Result, Shape, Tensor,
     backend::Affine,
     grad::{Back, record1},
-    map::Val,
+    map::{
+        Val,
+        formulas::{gelu, gelu_slope, sigmoid, sigmoid_slope, silu, silu_slope},
+    },
     spmd::Call,
 };
 use smallvec::smallvec;
-use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
 /// The ops of this file; what is gated may be a partial sum.
 pub const OPS: &[OpInfo] = &[
@@ -77,28 +78,17 @@ struct Gate {
 }
 
 const SIGMOID: Gate = Gate {
-    f: sigmoid,
-    slope: sigmoid_slope,
+    f: |x| sigmoid(x),
+    slope: |x| sigmoid_slope(x),
 };
 const SILU: Gate = Gate {
-    f: silu,
-    slope: |x| sigmoid(x) + x * sigmoid_slope(x),
+    f: |x| silu(x),
+    slope: |x| silu_slope(x),
 };
 const GELU: Gate = Gate {
-    f: gelu,
-    slope: gelu_slope,
+    f: |x| gelu(x),
+    slope: |x| gelu_slope(x),
 };
-
-fn sigmoid_slope(x: Val<'_>) -> Val<'_> {
-    let e = below(x).exp();
-    e / ((e + 1.0) * (e + 1.0))
-}
-
-/// The normal distribution function, plus `x` times the density.
-fn gelu_slope(x: Val<'_>) -> Val<'_> {
-    let density = (x * x * -0.5).exp() * (0.5 * FRAC_1_SQRT_2 * FRAC_2_SQRT_PI);
-    ((x * FRAC_1_SQRT_2).erf() + 1.0) * 0.5 + x * density
-}
 
 /// Cuts the last axis in two and gates one half by half `by`. On a mesh that axis is whole, since a
 /// part of it has no other half.

@@ -6,7 +6,10 @@ use anymesh_conformance::registry::{self, Attrs};
 use anymesh_core::{
     Backend, DType, Device, Error, Layout, Mesh, Result, Tensor, Timing, View,
     backend::{CheckIndexCall, Effects, Kernel, MatmulCall},
-    map::Builder,
+    map::{
+        Builder,
+        formulas::{Formula, Gelu, GeluPull, GeluTanh, GeluTanhPull, Silu, SiluTimes},
+    },
     meta,
 };
 use std::{
@@ -317,4 +320,40 @@ fn a_fused_kernel_that_a_device_has_not_is_never_launched() {
     let (got, expected) = (on(&plain).expect("runs"), on(&device()).expect("runs"));
     assert!(got.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-15));
     assert_eq!(seen.lock().expect("notes")[..], ["reduce", "reduce", "map"]);
+}
+
+#[test]
+fn ops_launch_the_very_programs_that_are_compiled_ahead() -> Result<()> {
+    let seen = Arc::new(Mutex::new(vec![]));
+    let programs = seen.clone();
+    let device = own_device().decorated(move |backend, kernel| {
+        if let Kernel::Map(call) = &kernel {
+            programs
+                .lock()
+                .expect("programs")
+                .push(call.program.clone());
+        }
+        backend.launch(kernel)
+    });
+    for dtype in [DType::F32, DType::BF16] {
+        let x = Tensor::new(&[1f32, -2.0], &device)?.cast(dtype)?;
+        x.silu()?;
+        x.swiglu2(&x.neg()?)?;
+        let x = x.require_grad()?;
+        for y in [x.gelu()?, x.gelu_tanh()?] {
+            y.backward_with(&y.ones_like()?)?;
+        }
+        for known in [
+            Silu::program(dtype)?,
+            SiluTimes::program(dtype)?,
+            Gelu::program(dtype)?,
+            GeluPull::program(dtype)?,
+            GeluTanh::program(dtype)?,
+            GeluTanhPull::program(dtype)?,
+        ] {
+            let seen = seen.lock().expect("programs");
+            assert!(seen.contains(&known), "nothing launches\n{known}");
+        }
+    }
+    Ok(())
 }

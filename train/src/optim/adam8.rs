@@ -121,7 +121,7 @@ impl Adam8 {
         let [direction, m, v] = Expr::new("adam8", &[&gradient, &m, &v])
             .params(&numbers_here)
             .maps([dtype; 3], |a| {
-                let n = super::adamw::Numbers::of(&a.p);
+                let n = super::adamw::numbers(a);
                 let [m, v] = n.moments(a.x[0] * n.scale, [a.x[1], a.x[2]]);
                 [n.direction([m, v]), m, v]
             })?;
@@ -130,9 +130,7 @@ impl Adam8 {
         let direction = blocks.join(&direction, value)?;
         let next = Expr::new("adam8", &[value, &direction])
             .params(&numbers)
-            .map(dtype, |a| {
-                super::adamw::Numbers::of(&a.p).stepped(a.x[0], a.x[1])
-            })?;
+            .map(dtype, |a| super::adamw::numbers(a).stepped(a.x[0], a.x[1]))?;
         Ok((next, vec![m, m_scale, v, v_scale]))
     }
 }

@@ -4,7 +4,7 @@ use super::rule::{Step, Updated, at_least, fraction, states, wide, zeros};
 use crate::Result;
 use anymesh_core::{
     DType, Tensor,
-    map::Val,
+    map::{Val, formulas::Adam},
     ops::{Args, Expr},
 };
 use serde::{Deserialize, Serialize};
@@ -44,64 +44,15 @@ impl Default for AdamW {
     }
 }
 
-/// The numbers of one step that a program takes at run time, so that one kernel serves all steps
-/// and settings.
-pub(super) struct Numbers<'b> {
-    pub(super) scale: Val<'b>,
-    /// Decay that is added to the gradient.
-    pub(super) coupled: Val<'b>,
-    /// How much of a new gradient each average takes.
-    pub(super) new: [Val<'b>; 2],
-    pub(super) rate: Val<'b>,
-    /// What is left of the value after decay.
-    pub(super) left: Val<'b>,
-    pub(super) unbias: [Val<'b>; 2],
-    pub(super) eps: Val<'b>,
-    pub(super) eps_root: Val<'b>,
-}
-
-impl<'b> Numbers<'b> {
-    /// In the order of [`AdamW::numbers`].
-    pub(super) fn of(p: &[Val<'b>]) -> Self {
-        Self {
-            scale: p[0],
-            coupled: p[1],
-            new: [p[2], p[3]],
-            rate: p[4],
-            left: p[5],
-            unbias: [p[6], p[7]],
-            eps: p[8],
-            eps_root: p[9],
-        }
-    }
-
-    pub(super) fn gradient(&self, g: Val<'b>, w: Val<'b>) -> Val<'b> {
-        g * self.scale + w * self.coupled
-    }
-
-    /// The averages with another gradient. They move by a part of what they lack: exact where the
-    /// gradient stays the same.
-    pub(super) fn moments(&self, g: Val<'b>, [m, v]: [Val<'b>; 2]) -> [Val<'b>; 2] {
-        [m + (g - m) * self.new[0], v + (g * g - v) * self.new[1]]
-    }
-
-    /// The direction of the step.
-    pub(super) fn direction(&self, [m, v]: [Val<'b>; 2]) -> Val<'b> {
-        let root = (v / self.unbias[1] + self.eps_root).sqrt();
-        m / self.unbias[0] / (root + self.eps)
-    }
-
-    pub(super) fn stepped(&self, w: Val<'b>, direction: Val<'b>) -> Val<'b> {
-        w * self.left - self.rate * direction
-    }
+/// The numbers of one step, which a program takes at run time, so that one kernel serves all steps
+/// and settings; in the order of [`AdamW::numbers`].
+pub(super) fn numbers<'b>(a: &Args<'b>) -> Adam<Val<'b>> {
+    Adam::of(std::array::from_fn(|i| a.p[i]))
 }
 
 /// The value and the averages after a step, of value, gradient and averages.
 fn changed<'b>(a: &Args<'b>) -> [Val<'b>; 3] {
-    let n = Numbers::of(&a.p);
-    let g = n.gradient(a.x[1], a.x[0]);
-    let [m, v] = n.moments(g, [a.x[2], a.x[3]]);
-    [n.stepped(a.x[0], n.direction([m, v])), m, v]
+    numbers(a).changed([a.x[0], a.x[1], a.x[2], a.x[3]])
 }
 
 impl AdamW {
@@ -145,29 +96,29 @@ impl AdamW {
         gradient: &Tensor,
         state: &[Tensor],
     ) -> Result<Updated> {
-        let (dtype, numbers) = (wide(value.dtype()), self.numbers(step));
+        let (dtype, given) = (wide(value.dtype()), self.numbers(step));
         if self.amsgrad {
             let [m, v, most] = states(state)?;
             // All of it would be more tensors than a kernel takes.
             let [m, v, most] = Expr::new("adamw", &[value, gradient, m, v, most])
-                .params(&numbers)
+                .params(&given)
                 .maps([dtype; 3], |a| {
-                    let n = Numbers::of(&a.p);
+                    let n = numbers(a);
                     let g = n.gradient(a.x[1], a.x[0]);
                     let [m, v] = n.moments(g, [a.x[2], a.x[3]]);
                     [m, v, a.x[4].max(v)]
                 })?;
             let next = Expr::new("adamw", &[value, &m, &most])
-                .params(&numbers)
+                .params(&given)
                 .map(dtype, |a| {
-                    let n = Numbers::of(&a.p);
+                    let n = numbers(a);
                     n.stepped(a.x[0], n.direction([a.x[1], a.x[2]]))
                 })?;
             return Ok((next, vec![m, v, most]));
         }
         let [m, v] = states(state)?;
         let [next, m, v] = Expr::new("adamw", &[value, gradient, m, v])
-            .params(&numbers)
+            .params(&given)
             .maps([dtype; 3], changed)?;
         Ok((next, vec![m, v]))
     }
@@ -183,15 +134,15 @@ impl AdamW {
         dtype: DType,
         copy: Option<DType>,
     ) -> Result<Vec<Vec<Tensor>>> {
-        let (op, numbers) = ("adamw", self.numbers(step));
+        let (op, given) = ("adamw", self.numbers(step));
         let over = [Some(0), Some(2), Some(3)];
         let Some(copy) = copy else {
-            let made = Expr::maps_over(op, &numbers, each, 4, over, [dtype; 3], changed)?;
+            let made = Expr::maps_over(op, &given, each, 4, over, [dtype; 3], changed)?;
             return Ok(made.into_iter().map(Vec::from).collect());
         };
         let over = [over[0], over[1], over[2], Some(4)];
         let dtypes = [dtype, dtype, dtype, copy];
-        let made = Expr::maps_over(op, &numbers, each, 4, over, dtypes, |a| {
+        let made = Expr::maps_over(op, &given, each, 4, over, dtypes, |a| {
             let [next, m, v] = changed(a);
             [next, m, v, next]
         })?;
