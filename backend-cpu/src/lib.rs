@@ -150,7 +150,7 @@ impl Backend for CpuBackend {
     fn supports(&self, kernel: &Kernel) -> bool {
         match kernel {
             Kernel::RowProgram(call) => row_program::fits(call),
-            Kernel::Row(call) => call.residual.is_none(),
+            Kernel::Row(call) => row::fits(call),
             Kernel::Matmul(call) => matmul::fits(call),
             _ => true,
         }
@@ -175,7 +175,7 @@ impl Backend for CpuBackend {
             Kernel::Search(call) => smallvec![sort::search(call)?],
             Kernel::Sort(call) => smallvec![sort::sort(call)?],
             Kernel::Conv(call) => smallvec![conv::conv(call)?],
-            Kernel::Row(call) => smallvec![row::row(call)?],
+            Kernel::Row(call) => row::row(call)?,
             Kernel::RowProgram(call) => row_program::row_program(call)?,
             Kernel::Attention(call) => {
                 let (out, lse) = attention::attention(call)?;

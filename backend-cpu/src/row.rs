@@ -2,20 +2,27 @@
 //! once.
 
 use crate::{
+    element::is_held_as_stored,
     fold::{Exps, lanes},
     grid::dense,
-    memory::stored,
+    memory::{Memory, stored},
     parallel,
     scalar::{self, Float},
     simd::{dispatch, vectorized},
 };
 use anymesh_kernel::{
-    Buffer, Error, Kind, Result, View,
-    backend::{RowCall, RowOp},
+    Error, Kind, Result, View,
+    backend::{Buffers, RowCall, RowOp},
 };
+use smallvec::smallvec;
+
+/// Whether a row is computed here: a sum is not where it is rounded before it is normalised.
+pub(crate) fn fits(call: &RowCall) -> bool {
+    call.residual.is_none() || is_held_as_stored(call.input.dtype)
+}
 
 /// The backend's row kernel.
-pub(crate) fn row(call: &RowCall) -> Result<Buffer> {
+pub(crate) fn row(call: &RowCall) -> Result<Buffers> {
     match call.input.dtype.kind() {
         Kind::F32 => rows::<f32>(call),
         Kind::F64 => rows::<f64>(call),
@@ -27,7 +34,7 @@ pub(crate) fn row(call: &RowCall) -> Result<Buffer> {
     }
 }
 
-fn rows<T: Float>(call: &RowCall) -> Result<Buffer> {
+fn rows<T: Float>(call: &RowCall) -> Result<Buffers> {
     match &call.mode {
         RowOp::Softmax => each_row::<T>(call, |_, x, out| softmax(x, out)),
         RowOp::LogSoftmax => each_row::<T>(call, |_, x, out| log_softmax(x, out)),
@@ -82,21 +89,42 @@ fn parameters(view: &View) -> Result<Vec<f64>> {
     })
 }
 
-fn each_row<T: Float>(call: &RowCall, f: impl Fn(usize, &[T], &mut [T]) + Sync) -> Result<Buffer> {
-    let n = call.input.layout.shape[1];
+/// Calls `f` with the number, the values and the result of each row; values of a call with a residual
+/// are the sums with it, which come first among the results.
+fn each_row<T: Float>(call: &RowCall, f: impl Fn(usize, &[T], &mut [T]) + Sync) -> Result<Buffers> {
+    let (n, dtype) = (call.input.layout.shape[1], call.input.dtype);
     let values = dense::<T>(&call.input)?;
-    let out = stored(call.input.dtype, values.len(), |out: &mut [T]| {
-        // Several rows per task, so that short ones are not all overhead.
-        let group = (parallel::CHUNK / n).max(1);
-        let work = |task: usize, out: &mut [T]| {
-            for (i, out) in out.chunks_mut(n).enumerate() {
+    // Several rows per task, so that short ones are not all overhead.
+    let group = (parallel::CHUNK / n).max(1);
+    let Some(residual) = &call.residual else {
+        let out = stored(dtype, values.len(), |out: &mut [T]| {
+            parallel::each(values.len(), out.chunks_mut(group * n), |task, out| {
+                for (i, out) in out.chunks_mut(n).enumerate() {
+                    let r = task * group + i;
+                    f(r, &values[r * n..(r + 1) * n], out);
+                }
+            });
+        })?;
+        return Ok(smallvec![out.buffer()]);
+    };
+    let residual = dense::<T>(residual)?;
+    let mut sums = Memory::elements::<T>(values.len())?;
+    let out = stored(dtype, values.len(), |out: &mut [T]| {
+        let tasks = out.chunks_mut(group * n);
+        let tasks = tasks.zip(sums.typed_mut::<T>().chunks_mut(group * n));
+        parallel::each(values.len(), tasks, |task, (out, sums)| {
+            for (i, (out, sums)) in out.chunks_mut(n).zip(sums.chunks_mut(n)).enumerate() {
                 let r = task * group + i;
-                f(r, &values[r * n..(r + 1) * n], out);
+                let own = r * n..(r + 1) * n;
+                let pairs = values[own.clone()].iter().zip(&residual[own]);
+                vectorized(|| {
+                    (sums.iter_mut().zip(pairs)).for_each(|(sum, (a, b))| *sum = *a + *b)
+                });
+                f(r, sums, out);
             }
-        };
-        parallel::each(values.len(), out.chunks_mut(group * n), work);
+        });
     })?;
-    Ok(out.buffer())
+    Ok(smallvec![sums.buffer(), out.buffer()])
 }
 
 fn top<T: Float>(x: &[T]) -> f64 {
@@ -148,7 +176,7 @@ fn moments<T: Float>(x: &[T], rms: bool, eps: f64) -> (f64, f64) {
 mod tests {
     use super::*;
     use crate::testing::{assert_close, dense_view, random, read, values};
-    use anymesh_kernel::DType;
+    use anymesh_kernel::{Buffer, DType};
 
     fn tolerance(dtype: DType) -> f64 {
         match dtype {
@@ -165,7 +193,44 @@ mod tests {
             residual: None,
             mode,
         };
-        row(&call).expect("runs")
+        row(&call).expect("runs").remove(0)
+    }
+
+    #[test]
+    fn a_sum_and_its_norm_are_those_of_two_launches() {
+        for (dtype, rows, n) in [
+            (DType::F32, 7, 300),
+            (DType::F64, 3, 17),
+            (DType::F32, 300, 500),
+        ] {
+            let of = |seed| dense_view(&random(rows * n, seed, false), dtype, [rows, n]);
+            let (input, residual) = (of(95), of(96));
+            let sums = values(&input).into_iter().zip(values(&residual));
+            let sums: Vec<f64> = match dtype {
+                DType::F32 => sums.map(|(a, b)| f64::from(a as f32 + b as f32)).collect(),
+                _ => sums.map(|(a, b)| a + b).collect(),
+            };
+            let mode = RowOp::Norm {
+                rms: false,
+                eps: 1e-5,
+                weight: Some(dense_view(&random(n, 97, false), dtype, [n])),
+                bias: Some(dense_view(&random(n, 98, false), dtype, [n])),
+                groups: 1,
+                channels: n,
+                inner: 1,
+            };
+            let call = RowCall {
+                op: "test",
+                input,
+                residual: Some(residual),
+                mode: mode.clone(),
+            };
+            assert!(fits(&call));
+            let made = row(&call).expect("runs");
+            assert_eq!(read(&made[0], dtype), sums);
+            let normed = fused(&dense_view(&sums, dtype, [rows, n]), mode);
+            assert_eq!(read(&made[1], dtype), read(&normed, dtype));
+        }
     }
 
     #[test]
