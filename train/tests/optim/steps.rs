@@ -1,13 +1,21 @@
 //! Groups, accumulation and whole steps: what they refuse, and what they leave alone.
 
 use super::{Bag, close, device, floats, numbers, states, sums};
-use anymesh_core::{DType, Mesh, Tensor, spmd::Ledger};
+use anymesh_core::{
+    DType, Mesh, Tensor,
+    backend::Kernel,
+    map::formulas::{AdamStep, Formula},
+    spmd::Ledger,
+};
 use anymesh_train::{
     Build, Error, Init, Module, Policy, Result, Zero,
     nn::Linear,
     optim::{Accumulator, Adafactor, AdamW, Clip, Groups, Lion, Muon, Optimizer, Rule, Sgd, Sums},
 };
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+};
 
 fn adamw() -> Rule {
     Rule::AdamW(AdamW::default())
@@ -360,5 +368,28 @@ fn a_trainable_parameter_without_a_gradient_is_named() -> Result<()> {
     let finished = sums.finish(&layer)?;
     assert!(finished.missing.contains("bias") && finished.gradients.len() == 1);
     assert_eq!(sums.passes(), 0, "ready for the next step");
+    Ok(())
+}
+
+#[test]
+fn adamw_launches_the_program_that_is_compiled_ahead() -> Result<()> {
+    let seen = Arc::new(Mutex::new(vec![]));
+    let programs = seen.clone();
+    let device = device().decorated(move |backend, kernel| {
+        if let Kernel::Map(call) = &kernel {
+            programs
+                .lock()
+                .expect("programs")
+                .push(call.program.clone());
+        }
+        backend.launch(kernel)
+    });
+    let value = Tensor::new(&[1f32, -2.0], &device)?;
+    let mut model = Bag::new([("weight".into(), value)])?;
+    let gradients = sums(ones(&model)?);
+    let mut optimizer = Optimizer::new(&model, &Groups::all(adamw()))?;
+    optimizer.step(&mut model, gradients, 1.0)?;
+    let known = AdamStep::program(DType::F32)?;
+    assert!(seen.lock().expect("programs").contains(&known));
     Ok(())
 }
