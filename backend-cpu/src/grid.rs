@@ -149,12 +149,38 @@ impl<'a> Grid<'a> {
         indices: &[Affine],
         order: Option<&[usize]>,
     ) -> Result<Self> {
+        let dense = |input: &MapInput| input.window.is_none() && input.view.layout.is_contiguous();
+        if indices.is_empty() && order.is_none() && inputs.iter().all(dense) {
+            return Self::flat(dims.iter().product(), inputs);
+        }
         let mut sources = Sources::new();
         for input in inputs {
             sources.push(Source::new(&input.view, input.window.as_ref(), dims)?);
         }
         let forms = indices.iter().map(Source::form).collect();
         Ok(Self::merged(dims, sources, forms, order))
+    }
+
+    /// The grid of dense operands, in one dimension: what small ops mostly have.
+    fn flat(len: usize, inputs: &'a [MapInput]) -> Result<Self> {
+        let stride = isize::from(len != 1);
+        let mut sources = Sources::new();
+        for MapInput { view, .. } in inputs {
+            sources.push(Source {
+                bytes: bytes_of(&view.buffer)?,
+                dtype: view.dtype,
+                offset: view.layout.offset as isize,
+                strides: Dims::from_elem(stride, 1),
+                window: None,
+                even: true,
+            });
+        }
+        Ok(Self {
+            dims: Dims::from_elem(len, 1),
+            len,
+            sources,
+            forms: Sources::new(),
+        })
     }
 
     /// The grid of operands that all have the shape `dims`.

@@ -2,6 +2,8 @@
 //! value for all positions). Which one an instruction takes is chosen once, when a program is bound:
 //! to find it for every block takes longer than a short one runs.
 
+mod philox;
+
 use crate::{
     element::{Held, Stored, with_held},
     fastmath::{self, Function},
@@ -19,15 +21,15 @@ use std::marker::PhantomData;
 /// A loop over the positions of a block.
 trait Loop: Sync {
     /// Computes `len` positions. Returns false where an integer was divided by zero.
-    fn run(&self, step: &Step<'_>, frame: &Frame<'_>, out: &mut [u8], len: usize) -> bool;
+    fn run(&self, step: &Step, frame: &Frame<'_>, out: &mut [u8], len: usize) -> bool;
 }
 
 type Chosen = &'static dyn Loop;
 
 /// An instruction with its loop.
 #[derive(Clone, Copy)]
-pub(crate) struct Step<'a> {
-    pub(crate) inst: &'a Inst,
+pub(crate) struct Step {
+    pub(crate) inst: Inst,
     run: Chosen,
     operands: [Reg; 4],
     count: u8,
@@ -35,9 +37,9 @@ pub(crate) struct Step<'a> {
     kind: Kind,
 }
 
-impl<'a> Step<'a> {
-    pub(crate) fn new(program: &'a Program, i: usize) -> Self {
-        let inst = &program.insts[i];
+impl Step {
+    pub(crate) fn new(program: &Program, i: usize) -> Self {
+        let inst = program.insts[i];
         let (mut operands, mut count) = ([0; 4], 0);
         inst.operands(|r| {
             operands[usize::from(count)] = r;
@@ -49,7 +51,7 @@ impl<'a> Step<'a> {
         };
         Self {
             inst,
-            run: chosen(inst, kind),
+            run: chosen(&inst, kind),
             operands,
             count,
             kind,
@@ -74,7 +76,7 @@ fn chosen(inst: &Inst, kind: Kind) -> Chosen {
         Inst::Binary(op, ..) => binary(op, kind),
         Inst::Select(..) => with_held!(kind, T => &Whole(select::<T>)),
         Inst::Cast(..) | Inst::Fence(..) => &Whole(cast),
-        Inst::Philox { .. } => &Whole(philox),
+        Inst::Philox { .. } => &Whole(philox::philox),
         Inst::Load(_) | Inst::Inside(_) | Inst::Index(_) | Inst::Param(_) | Inst::Const(..) => {
             &Whole(|_, _, _, _| {})
         }
@@ -85,7 +87,7 @@ fn chosen(inst: &Inst, kind: Kind) -> Chosen {
 struct One<A, R, F: Fn(A) -> R>(F, PhantomData<fn(A) -> R>);
 
 impl<A: Held, R: Held, F: Fn(A) -> R + Sync> Loop for One<A, R, F> {
-    fn run(&self, step: &Step<'_>, frame: &Frame<'_>, out: &mut [u8], len: usize) -> bool {
+    fn run(&self, step: &Step, frame: &Frame<'_>, out: &mut [u8], len: usize) -> bool {
         each(frame.src(step.operands[0]), slice(out, len), &self.0);
         true
     }
@@ -95,7 +97,7 @@ impl<A: Held, R: Held, F: Fn(A) -> R + Sync> Loop for One<A, R, F> {
 struct Two<A, R, F: Fn(A, A) -> R>(F, PhantomData<fn(A) -> R>);
 
 impl<A: Held, R: Held, F: Fn(A, A) -> R + Sync> Loop for Two<A, R, F> {
-    fn run(&self, step: &Step<'_>, frame: &Frame<'_>, out: &mut [u8], len: usize) -> bool {
+    fn run(&self, step: &Step, frame: &Frame<'_>, out: &mut [u8], len: usize) -> bool {
         let [a, b, ..] = step.operands;
         each2([frame.src(a), frame.src(b)], slice(out, len), &self.0);
         true
@@ -109,7 +111,7 @@ struct Calls<A, R, F: Fn(A, A) -> R, const DIVIDES: bool>(F, PhantomData<fn(A) -
 impl<A: Held, R: Held, F: Fn(A, A) -> R + Sync, const DIVIDES: bool> Loop
     for Calls<A, R, F, DIVIDES>
 {
-    fn run(&self, step: &Step<'_>, frame: &Frame<'_>, out: &mut [u8], len: usize) -> bool {
+    fn run(&self, step: &Step, frame: &Frame<'_>, out: &mut [u8], len: usize) -> bool {
         let [a, b, ..] = step.operands;
         let ab = [frame.src::<A>(a), frame.src::<A>(b)];
         let by_zero = match ab[1] {
@@ -128,17 +130,17 @@ impl<A: Held, R: Held, F: Fn(A, A) -> R + Sync, const DIVIDES: bool> Loop
 struct Fast<F, T>(PhantomData<fn(F) -> T>);
 
 impl<F: Function, T: Float> Loop for Fast<F, T> {
-    fn run(&self, step: &Step<'_>, frame: &Frame<'_>, out: &mut [u8], len: usize) -> bool {
+    fn run(&self, step: &Step, frame: &Frame<'_>, out: &mut [u8], len: usize) -> bool {
         fast::<F, T>(frame.src(step.operands[0]), slice(out, len));
         true
     }
 }
 
 /// What does all by itself, and never fails.
-struct Whole<F: Fn(&Step<'_>, &Frame<'_>, &mut [u8], usize)>(F);
+struct Whole<F: Fn(&Step, &Frame<'_>, &mut [u8], usize)>(F);
 
-impl<F: Fn(&Step<'_>, &Frame<'_>, &mut [u8], usize) + Sync> Loop for Whole<F> {
-    fn run(&self, step: &Step<'_>, frame: &Frame<'_>, out: &mut [u8], len: usize) -> bool {
+impl<F: Fn(&Step, &Frame<'_>, &mut [u8], usize) + Sync> Loop for Whole<F> {
+    fn run(&self, step: &Step, frame: &Frame<'_>, out: &mut [u8], len: usize) -> bool {
         (self.0)(step, frame, out, len);
         true
     }
@@ -267,8 +269,8 @@ fn unary_float<T: Float>(op: Unary) -> Chosen {
 }
 
 /// A function that is a call.
-fn function<T: Float>(step: &Step<'_>, frame: &Frame<'_>, out: &mut [u8], len: usize) {
-    if let Inst::Unary(op, a) = *step.inst
+fn function<T: Float>(step: &Step, frame: &Frame<'_>, out: &mut [u8], len: usize) {
+    if let Inst::Unary(op, a) = step.inst
         && let Some(f) = functions::of(op)
     {
         calls(frame.src(a), slice(out, len), |a: T| T::narrow(f(a.wide())));
@@ -331,7 +333,7 @@ fn fast_function<T: Float>(op: Unary) -> Option<Chosen> {
 /// Large angles are computed once more, by a call.
 fn trigonometric<F: Function, T: Float>(
     exact: fn(f64) -> f64,
-    step: &Step<'_>,
+    step: &Step,
     frame: &Frame<'_>,
     out: &mut [T],
 ) {
@@ -456,7 +458,7 @@ fn binary_bool(op: Binary) -> Chosen {
     }
 }
 
-fn select<T: Held>(step: &Step<'_>, frame: &Frame<'_>, out: &mut [u8], len: usize) {
+fn select<T: Held>(step: &Step, frame: &Frame<'_>, out: &mut [u8], len: usize) {
     let [c, a, b, _] = step.operands;
     let (c, a, b) = (frame.src::<u8>(c), frame.src::<T>(a), frame.src::<T>(b));
     match size_of::<T>() {
@@ -513,9 +515,9 @@ macro_rules! bits {
 }
 bits!(u8, u32, i64);
 
-fn cast(step: &Step<'_>, frame: &Frame<'_>, out: &mut [u8], len: usize) {
+fn cast(step: &Step, frame: &Frame<'_>, out: &mut [u8], len: usize) {
     let (a, kind) = (step.operands[0], step.kind);
-    let dtype = match *step.inst {
+    let dtype = match step.inst {
         Inst::Cast(_, dtype) => dtype,
         // Of a fence: each instruction is computed by itself anyway.
         _ => kind.dtype(),
@@ -620,93 +622,5 @@ fn round(dtype: DType, values: &mut [f32]) {
         DType::F8E4M3 => through::<anymesh_kernel::F8E4M3>(values),
         DType::F8E5M2 => through::<anymesh_kernel::F8E5M2>(values),
         _ => {}
-    }
-}
-
-fn philox(step: &Step<'_>, frame: &Frame<'_>, out: &mut [u8], len: usize) {
-    let Inst::Philox { index, key, word } = *step.inst else {
-        return;
-    };
-    let key = key.map(|k| frame.src::<u32>(k));
-    match step.kind {
-        Kind::I32 => philox_words(
-            frame.src::<i32>(index),
-            |v| v as u64,
-            key,
-            word,
-            slice(out, len),
-        ),
-        _ => philox_words(
-            frame.src::<i64>(index),
-            |v| v as u64,
-            key,
-            word,
-            slice(out, len),
-        ),
-    }
-}
-
-fn philox_words<T: Copy>(
-    index: Src<'_, T>,
-    wide: impl Fn(T) -> u64,
-    key: [Src<'_, u32>; 3],
-    word: u8,
-    out: &mut [u32],
-) {
-    match (index, key) {
-        (Src::Many(indices), [Src::One(low), Src::One(high), Src::One(stream)]) => {
-            let words = Words {
-                key: [low, high],
-                stream,
-                indices,
-                wide,
-                out,
-            };
-            // A loop for each word: a constant position in the result lets the loop vectorise.
-            match word {
-                0 => dispatch(Word::<_, _, 0>(words)),
-                1 => dispatch(Word::<_, _, 1>(words)),
-                2 => dispatch(Word::<_, _, 2>(words)),
-                _ => dispatch(Word::<_, _, 3>(words)),
-            }
-        }
-        (index, [low, high, stream]) => {
-            for (i, out) in out.iter_mut().enumerate() {
-                let index = wide(index.at(i));
-                *out = scalar::philox(
-                    [index as u32, (index >> 32) as u32, stream.at(i), 0],
-                    [low.at(i), high.at(i)],
-                )[word as usize & 3];
-            }
-        }
-    }
-}
-
-/// Random words of one stream.
-struct Words<'a, T, W> {
-    key: [u32; 2],
-    stream: u32,
-    indices: &'a [T],
-    wide: W,
-    out: &'a mut [u32],
-}
-
-struct Word<'a, T, W, const N: usize>(Words<'a, T, W>);
-
-impl<T: Copy, W: Fn(T) -> u64, const N: usize> Kernel for Word<'_, T, W, N> {
-    type Out = ();
-    #[inline(always)]
-    fn run(self) {
-        let Words {
-            key,
-            stream,
-            indices,
-            wide,
-            out,
-        } = self.0;
-        for (out, index) in out.iter_mut().zip(indices) {
-            let index = wide(*index);
-            *out = scalar::philox([index as u32, (index >> 32) as u32, stream, 0], key)[N];
-        }
     }
 }

@@ -1,23 +1,26 @@
 //! The interpreter of map programs. A program runs over blocks of positions; each instruction is
 //! one tight loop over the block.
 
+mod code;
+
+pub(crate) use code::Code;
+
 use crate::{
     copy,
     element::{self, Held, Stored, is_held_as_stored, with_held, with_stored},
-    formulas::{self, Compiled},
+    formulas::Compiled,
     frame::{BLOCK, Frame, Place, Slot, Src, Words},
     grid::{Fetched, Grid},
-    loops::Step,
     memory::Memory,
     parallel,
 };
 use anymesh_kernel::{
-    DType, Error, Kind, Result, Scalar,
+    DType, Error, Kind, Result,
     backend::{Buffers, MapCall, MapInput},
     map::{Inst, MAX_INPUTS, MAX_OUTPUTS, Program, Reg},
 };
 use smallvec::{SmallVec, smallvec};
-use std::{cell::Cell, ops::Range};
+use std::{cell::Cell, ops::Range, sync::Arc};
 
 /// Memory for registers, kept between calls.
 #[derive(Default)]
@@ -57,53 +60,10 @@ pub(crate) struct Late<'a> {
 pub(crate) struct BoundProgram<'a> {
     op: &'static str,
     program: &'a Program,
+    code: Arc<Code>,
     grid: Grid<'a>,
-    /// Where the values of each register are before anything ran: constants, and slots.
-    places: SmallVec<[Place; 16]>,
-    /// The instructions with their loops.
-    code: SmallVec<[Step<'a>; 4]>,
-    /// For each the output that stores its values as they are held, if there is one.
-    targets: SmallVec<[Option<u8>; 16]>,
-    /// The instructions that run for every block: all but constants.
-    steps: SmallVec<[u16; 16]>,
-    /// How many slots there are.
-    slots: usize,
-    /// One loop for the whole program.
-    compiled: Option<&'static dyn Compiled>,
-}
-
-/// A slot for each register, and how many there are. What is needed no more gives its slot to
-/// others, so that a long program, too, stays within the first-level cache.
-fn slots(program: &Program) -> (SmallVec<[u16; 16]>, usize) {
-    let insts = &program.insts;
-    // The last instruction that reads each register.
-    let mut last: SmallVec<[u16; 16]> = (0..insts.len() as u16).collect();
-    for (i, inst) in insts.iter().enumerate() {
-        inst.operands(|r| last[usize::from(r)] = i as u16);
-    }
-    for (reg, _) in &program.outputs {
-        last[usize::from(*reg)] = u16::MAX;
-    }
-    let (mut of, mut free) = (SmallVec::new(), SmallVec::<[u16; 16]>::new());
-    let mut count = 0;
-    for (i, inst) in insts.iter().enumerate() {
-        // Its own slot first: what it reads is not overwritten before it is through.
-        let slot = free.pop().unwrap_or_else(|| {
-            count += 1;
-            count - 1
-        });
-        of.push(slot);
-        let mut done = |r: Reg| {
-            if last[usize::from(r)] == i as u16 {
-                // Only once, also where it is read twice.
-                last[usize::from(r)] = u16::MAX;
-                free.push(of[usize::from(r)]);
-            }
-        };
-        inst.operands(&mut done);
-        done(i as Reg);
-    }
-    (of, usize::from(count))
+    /// Where the values of each register are before anything ran: constants, parameters, and slots.
+    places: SmallVec<[Place; 8]>,
 }
 
 impl<'a> BoundProgram<'a> {
@@ -114,48 +74,29 @@ impl<'a> BoundProgram<'a> {
         inputs: &'a [MapInput],
         order: Option<&[usize]>,
     ) -> Result<Self> {
-        let mut bound = Self::of(call, &call.program, inputs, order)?;
-        bound.compiled = formulas::of(&call.program);
-        Ok(bound)
+        let code = Code::of(&call.program, call.params.len());
+        Self::of(call, &call.program, code, inputs, order)
     }
 
     /// [`new`](Self::new), with another program than the call's.
     pub(crate) fn of(
         call: &'a MapCall,
         program: &'a Program,
+        code: Arc<Code>,
         inputs: &'a [MapInput],
         order: Option<&[usize]>,
     ) -> Result<Self> {
-        let (own, slots) = slots(program);
-        let mut steps = SmallVec::new();
-        let place = |(i, inst): (usize, &Inst)| match *inst {
-            Inst::Param(k) if usize::from(k) < call.params.len() => {
-                Place::One(word(call.params[usize::from(k)], program.kinds[i]))
-            }
-            Inst::Const(value, kind) => Place::One(word(value, kind)),
-            _ => {
-                steps.push(i as u16);
-                Place::Slot(own[i])
-            }
-        };
-        let mut targets = smallvec![None; program.insts.len()];
-        for (o, (reg, dtype)) in program.outputs.iter().enumerate().rev() {
-            if is_held_as_stored(*dtype) {
-                targets[usize::from(*reg)] = Some(o as u8);
-            }
+        let mut places = SmallVec::from_slice(&code.places);
+        for (reg, k) in &code.params {
+            let (reg, value) = (usize::from(*reg), call.params[usize::from(*k)]);
+            places[reg] = Place::One(code::word(value, program.kinds[reg]));
         }
         Ok(Self {
             op: call.op,
             program,
-            code: (0..program.insts.len())
-                .map(|i| Step::new(program, i))
-                .collect(),
-            targets,
+            code,
             grid: Grid::new(call.shape.dims(), inputs, &call.indices, order)?,
-            places: program.insts.iter().enumerate().map(place).collect(),
-            steps,
-            slots,
-            compiled: None,
+            places,
         })
     }
 
@@ -175,13 +116,13 @@ impl<'a> BoundProgram<'a> {
         if self.at_once(&range, scratch, outs) {
             return Ok(());
         }
-        self.steps(&self.steps, range, Late::default(), scratch, outs)
+        self.steps(&self.code.order, range, Late::default(), scratch, outs)
     }
 
     /// Runs the whole program as one loop. Returns false where there is none, or where an input has
     /// one value for all positions.
     fn at_once(&self, range: &Range<usize>, scratch: &mut Scratch, outs: &mut [&mut [u8]]) -> bool {
-        let (Some(compiled), len) = (self.compiled, range.len()) else {
+        let (Some(compiled), len) = (self.code.compiled, range.len()) else {
             return false;
         };
         // Inputs and numbers are its first instructions.
@@ -190,9 +131,9 @@ impl<'a> BoundProgram<'a> {
             self.read(i, range.clone(), Late::default(), scratch);
         }
         // Results that are not written as they are held have slots behind those of registers.
-        let place = |(o, (reg, _)): (usize, &(Reg, DType))| match self.targets[usize::from(*reg)] {
-            Some(_) if o < outs.len() => Place::Output(o),
-            _ => Place::Slot((self.slots + o) as u16),
+        let place = |(o, (_, dtype)): (usize, &(Reg, DType))| match is_held_as_stored(*dtype) {
+            true if o < outs.len() => Place::Output(o),
+            _ => Place::Slot((self.code.slots + o) as u16),
         };
         let places: SmallVec<[Place; MAX_OUTPUTS]> =
             outputs.iter().enumerate().map(place).collect();
@@ -253,9 +194,9 @@ impl<'a> BoundProgram<'a> {
 
     /// Begins with a block: nothing is computed yet.
     pub(crate) fn begin(&self, scratch: &mut Scratch) {
-        let slots = match self.compiled {
-            Some(_) => self.slots + MAX_OUTPUTS,
-            None => self.slots,
+        let slots = match self.code.compiled {
+            Some(_) => self.code.slots + MAX_OUTPUTS,
+            None => self.code.slots,
         };
         if scratch.slots.len() < slots {
             let slot = || Some(Box::new(Words([0; BLOCK])));
@@ -292,12 +233,12 @@ impl<'a> BoundProgram<'a> {
         scratch: &mut Scratch,
         outs: &mut [&mut [u8]],
     ) -> bool {
-        let (step, len) = (&self.code[i], range.len());
+        let (step, len) = (&self.code.steps[i], range.len());
         if step.operands().is_empty() {
             self.read(i, range, late, scratch);
             return true;
         }
-        let target = self.targets[i].map(usize::from);
+        let target = self.code.targets[i].map(usize::from);
         let target = target.filter(|target| *target < outs.len());
         let constant =
             target.is_none() && self.frame(scratch, outs, len).is_constant(step.operands());
@@ -352,7 +293,7 @@ impl<'a> BoundProgram<'a> {
             return;
         };
         let (slot, len): (&mut [u8], _) = (bytemuck::cast_slice_mut(&mut words.0), range.len());
-        match *self.code[i].inst {
+        match self.code.steps[i].inst {
             Inst::Load(k) => {
                 if let Some(place) = self.load(k, range, slot) {
                     scratch.places[i] = place;
@@ -475,7 +416,7 @@ impl<'a> BoundProgram<'a> {
         scratch: &mut Scratch,
     ) -> Result<()> {
         self.begin(scratch);
-        self.steps(&self.steps, at..at + 1, late, scratch, outs)?;
+        self.steps(&self.code.order, at..at + 1, late, scratch, outs)?;
         self.store(1, outs, scratch);
         Ok(())
     }
@@ -532,10 +473,6 @@ impl<'a> BoundProgram<'a> {
     pub(crate) fn outputs(&self) -> &[(Reg, DType)] {
         &self.program.outputs
     }
-}
-
-fn word(value: Scalar, kind: Kind) -> u64 {
-    with_held!(kind, T => T::from_scalar(value).to_word())
 }
 
 /// The backend's map kernel.

@@ -8,7 +8,7 @@ use crate::{
     element::store,
     fold::{Extreme, Fold, LogSumExp, SumFloat},
     frame::{BLOCK, Src},
-    map::{BoundProgram, Late, Scratch},
+    map::{BoundProgram, Code, Late, Scratch},
     memory::Memory,
     parallel,
     scalar::Float,
@@ -20,6 +20,7 @@ use anymesh_kernel::{
 };
 use joined::{Joined, Part};
 use smallvec::{SmallVec, smallvec};
+use std::sync::Arc;
 
 /// At most so many partial sums of a column: each has memory for all columns.
 const COLUMN_PARTS: usize = 64;
@@ -107,10 +108,11 @@ fn run<T: Float>(call: &RowProgramCall) -> Result<Buffers> {
     let of_rows = of_rows
         .as_ref()
         .map(|map| BoundProgram::new(map, inputs, None));
+    let code = Arc::new(Code::new(&joined.program, call.params.len()));
     let work = Work::<T> {
         call,
         joined: &joined,
-        bound: BoundProgram::of(&map, &joined.program, inputs, None)?,
+        bound: BoundProgram::of(&map, &joined.program, code, inputs, None)?,
         rows: of_rows.transpose()?,
         sum: SumFloat::new(None),
     };

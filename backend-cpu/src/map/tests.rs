@@ -1,7 +1,7 @@
 use super::*;
 use crate::testing::{assert_close, coordinates, dense_view, random, read, values, views};
 use anymesh_kernel::{
-    DType, Dims, MapProgram, View,
+    DType, Dims, MapProgram, Scalar, View,
     backend::Affine,
     map::{Binary, Builder, Unary, Val},
 };
