@@ -1,6 +1,6 @@
 //! One loop for each instruction, operand kind and way of reading the operands (a slice, or one
-//! value for all positions). Which one an instruction takes is chosen once, when a program is bound:
-//! to find it for every block takes longer than a short one runs.
+//! value for all positions). Which one an instruction takes is chosen once for a program: to find it
+//! for every block takes longer than a short one runs.
 
 mod philox;
 
