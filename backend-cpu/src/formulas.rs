@@ -23,25 +23,24 @@ use std::{
 struct Number<const FUSED: bool>(f32);
 
 macro_rules! arithmetic {
-    ($($trait:ident $name:ident $op:tt),*) => {$(
-        impl<const FUSED: bool> $trait for Number<FUSED> {
+    ($($trait:ident $name:ident $op:tt $other:ty, |$x:ident| $value:expr;)*) => {$(
+        impl<const FUSED: bool> $trait<$other> for Number<FUSED> {
             type Output = Self;
             #[inline(always)]
-            fn $name(self, other: Self) -> Self {
-                Self(self.0 $op other.0)
-            }
-        }
-
-        impl<const FUSED: bool> $trait<f64> for Number<FUSED> {
-            type Output = Self;
-            #[inline(always)]
-            fn $name(self, other: f64) -> Self {
-                Self(self.0 $op other as f32)
+            fn $name(self, $x: $other) -> Self {
+                Self(self.0 $op $value)
             }
         }
     )*};
 }
-arithmetic!(Add add +, Sub sub -, Mul mul *, Div div /);
+arithmetic! {
+    Add add + Self, |x| x.0;
+    Sub sub - Self, |x| x.0;
+    Mul mul * Self, |x| x.0;
+    Div div / Self, |x| x.0;
+    Add add + f64, |x| x as f32;
+    Mul mul * f64, |x| x as f32;
+}
 
 impl<const FUSED: bool> Neg for Number<FUSED> {
     type Output = Self;

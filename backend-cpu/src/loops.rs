@@ -114,11 +114,12 @@ impl<A: Held, R: Held, F: Fn(A, A) -> R + Sync, const DIVIDES: bool> Loop
     fn run(&self, step: &Step, frame: &Frame<'_>, out: &mut [u8], len: usize) -> bool {
         let [a, b, ..] = step.operands;
         let ab = [frame.src::<A>(a), frame.src::<A>(b)];
-        let by_zero = match ab[1] {
-            Src::One(b) => b == A::default(),
-            Src::Many(b) => DIVIDES && b.contains(&A::default()),
+        let zero = A::default();
+        let by_zero = || match ab[1] {
+            Src::One(b) => b == zero,
+            Src::Many(b) => b.contains(&zero),
         };
-        if DIVIDES && by_zero {
+        if DIVIDES && by_zero() {
             return false;
         }
         calls2(ab, slice(out, len), &self.0);

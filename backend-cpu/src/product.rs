@@ -326,8 +326,8 @@ fn by_tiles<T: Float>(
     threads: usize,
 ) -> Result<()> {
     // Not onto what is there, which is added block by block.
-    if !add && turned::pays(tiles, [m, n, k], &a) {
-        return turned::product(tiles, (out, step), [m, n, k], a, b, bias, threads);
+    if !add && step == n && turned::pays(tiles, [m, n, k], &a) {
+        return turned::product(tiles, out, [m, n, k], a, b, bias, threads);
     }
     let (width, out) = (tiles.columns, out.as_mut_ptr());
     if wide::pays(tiles, [m, n, k]) {

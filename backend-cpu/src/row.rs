@@ -14,7 +14,6 @@ use anymesh_kernel::{
     Error, Kind, Result, View,
     backend::{Buffers, RowCall, RowOp},
 };
-use smallvec::smallvec;
 
 /// Whether a row is computed here: a sum is not where it is rounded before it is normalised.
 pub(crate) fn fits(call: &RowCall) -> bool {
@@ -94,29 +93,23 @@ fn parameters(view: &View) -> Result<Vec<f64>> {
 fn each_row<T: Float>(call: &RowCall, f: impl Fn(usize, &[T], &mut [T]) + Sync) -> Result<Buffers> {
     let (n, dtype) = (call.input.layout.shape[1], call.input.dtype);
     let values = dense::<T>(&call.input)?;
-    // Several rows per task, so that short ones are not all overhead.
-    let group = (parallel::CHUNK / n).max(1);
-    let Some(residual) = &call.residual else {
-        let out = stored(dtype, values.len(), |out: &mut [T]| {
-            parallel::each(values.len(), out.chunks_mut(group * n), |task, out| {
-                for (i, out) in out.chunks_mut(n).enumerate() {
-                    let r = task * group + i;
-                    f(r, &values[r * n..(r + 1) * n], out);
-                }
-            });
-        })?;
-        return Ok(smallvec![out.buffer()]);
-    };
-    let residual = dense::<T>(residual)?;
-    let mut sums = Memory::elements::<T>(values.len())?;
+    let residual = call.residual.as_ref().map(dense::<T>).transpose()?;
+    let mut sums = Memory::elements::<T>(residual.as_ref().map_or(0, |r| r.len()))?;
     let out = stored(dtype, values.len(), |out: &mut [T]| {
-        let tasks = out.chunks_mut(group * n);
-        let tasks = tasks.zip(sums.typed_mut::<T>().chunks_mut(group * n));
+        // Several rows per task, so that short ones are not all overhead.
+        let group = (parallel::CHUNK / n).max(1);
+        let sums = sums.typed_mut::<T>().chunks_mut(group * n);
+        let sums = sums.chain(std::iter::repeat_with(Default::default));
+        let tasks = out.chunks_mut(group * n).zip(sums);
         parallel::each(values.len(), tasks, |task, (out, sums)| {
-            for (i, (out, sums)) in out.chunks_mut(n).zip(sums.chunks_mut(n)).enumerate() {
+            for (i, out) in out.chunks_mut(n).enumerate() {
                 let r = task * group + i;
-                let own = r * n..(r + 1) * n;
-                let pairs = values[own.clone()].iter().zip(&residual[own]);
+                let (own, x) = (r * n..(r + 1) * n, &values[r * n..(r + 1) * n]);
+                let Some(residual) = &residual else {
+                    f(r, x, out);
+                    continue;
+                };
+                let (sums, pairs) = (&mut sums[i * n..(i + 1) * n], x.iter().zip(&residual[own]));
                 vectorized(|| {
                     (sums.iter_mut().zip(pairs)).for_each(|(sum, (a, b))| *sum = *a + *b)
                 });
@@ -124,7 +117,8 @@ fn each_row<T: Float>(call: &RowCall, f: impl Fn(usize, &[T], &mut [T]) + Sync) 
             }
         });
     })?;
-    Ok(smallvec![sums.buffer(), out.buffer()])
+    let sums = residual.map(|_| sums.buffer());
+    Ok(sums.into_iter().chain([out.buffer()]).collect())
 }
 
 fn top<T: Float>(x: &[T]) -> f64 {

@@ -12,6 +12,7 @@ use std::ops::Range;
 const STEPS: usize = 16;
 
 /// A panel of an operand: some of its rows, with room for `width` of them, from `at` on.
+#[derive(Clone)]
 pub(crate) struct Panel {
     pub(crate) lines: Range<usize>,
     pub(crate) width: usize,
