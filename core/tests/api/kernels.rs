@@ -22,12 +22,15 @@ fn own_device() -> Device {
     Device::new(CpuBackend::new())
 }
 
-/// A device that notes the family of each kernel.
-fn noting(inner: &Device) -> (Device, Arc<Mutex<Vec<&'static str>>>) {
+/// A device that notes something of each kernel.
+fn noting<T: Send + 'static>(
+    inner: &Device,
+    of: impl Fn(&Kernel) -> Option<T> + Send + Sync + 'static,
+) -> (Device, Arc<Mutex<Vec<T>>>) {
     let seen = Arc::new(Mutex::new(vec![]));
     let notes = seen.clone();
     let device = inner.decorated(move |backend, kernel| {
-        notes.lock().expect("notes").push(kernel.family());
+        notes.lock().expect("notes").extend(of(&kernel));
         backend.launch(kernel)
     });
     (device, seen)
@@ -84,7 +87,7 @@ fn every_kernel_gives_the_outputs_that_it_announced() {
 
 #[test]
 fn a_check_of_indices_is_a_kernel_of_its_own_with_an_effect() {
-    let (inner, seen) = noting(&device());
+    let (inner, seen) = noting(&device(), |kernel| Some(kernel.family()));
     let mesh = Mesh::new("a=2", &inner).expect("a mesh");
     let table = Tensor::arange(0, 8, 1, DType::F32, &inner)
         .and_then(|t| t.to_mesh(&mesh, "[@a]"))
@@ -324,16 +327,9 @@ fn a_fused_kernel_that_a_device_has_not_is_never_launched() {
 
 #[test]
 fn ops_launch_the_very_programs_that_are_compiled_ahead() -> Result<()> {
-    let seen = Arc::new(Mutex::new(vec![]));
-    let programs = seen.clone();
-    let device = own_device().decorated(move |backend, kernel| {
-        if let Kernel::Map(call) = &kernel {
-            programs
-                .lock()
-                .expect("programs")
-                .push(call.program.clone());
-        }
-        backend.launch(kernel)
+    let (device, seen) = noting(&own_device(), |kernel| match kernel {
+        Kernel::Map(call) => Some(call.program.clone()),
+        _ => None,
     });
     for dtype in [DType::F32, DType::BF16] {
         let x = Tensor::new(&[1f32, -2.0], &device)?.cast(dtype)?;
@@ -351,7 +347,7 @@ fn ops_launch_the_very_programs_that_are_compiled_ahead() -> Result<()> {
             GeluTanh::program(dtype)?,
             GeluTanhPull::program(dtype)?,
         ] {
-            let seen = seen.lock().expect("programs");
+            let seen = seen.lock().expect("notes");
             assert!(seen.contains(&known), "nothing launches\n{known}");
         }
     }
