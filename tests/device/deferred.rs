@@ -1,15 +1,22 @@
 //! Deferred execution against eager one, on the device itself.
 
 use crate::Suite;
-use anymesh::{DType, Device, Result, Tensor, ops::Expr};
+use anymesh::{DType, Device, Mesh, Result, Tensor, ops::Expr};
 
 #[path = "../../engine/tests/random/hold.rs"]
 mod hold;
+#[path = "../../cluster/tests/cluster/model.rs"]
+#[allow(dead_code, reason = "shared with the tests of clusters")]
+mod model;
 
 pub(crate) const SUITE: Suite = &[
     (
         "random_programs_give_the_same_bits_deferred_and_not",
         random_programs_give_the_same_bits_deferred_and_not,
+    ),
+    (
+        "a_model_is_trained_to_the_same_bits_deferred_and_not",
+        a_model_is_trained_to_the_same_bits_deferred_and_not,
     ),
     (
         "a_value_minus_itself_is_nan_where_it_is_infinite",
@@ -42,6 +49,45 @@ fn a_value_minus_itself_is_nan_where_it_is_infinite(device: &Device) {
         for device in [eager, &anymesh_engine::deferred(eager)] {
             if device.supports(dtype) {
                 run(device, &values).expect("runs");
+            }
+        }
+    }
+}
+
+/// What a model and its optimizer hold after so many steps, and all losses, as bits.
+fn trained(device: &Device, axes: &str, steps: usize) -> Result<Vec<(String, Vec<u32>)>> {
+    let mut training = model::Training::new(&Mesh::new(axes, device)?, "plain")?;
+    let mut losses = vec![];
+    for _ in 0..steps {
+        losses.push((training.step()? as f32).to_bits());
+    }
+    let mut all = vec![("loss".to_string(), losses)];
+    for (name, tensor) in &training.tensors {
+        let values = tensor.full_tensor()?.to_vec::<f32>()?;
+        all.push((name.clone(), values.into_iter().map(f32::to_bits).collect()));
+    }
+    Ok(all)
+}
+
+/// Steps whose lists come again: fused at once, and from the second time on.
+fn a_model_is_trained_to_the_same_bits_deferred_and_not(device: &Device) {
+    let eager = device.innermost();
+    for axes in ["dp=1", "dp=2"] {
+        for steps in 1..=TIMES {
+            let expected = trained(eager, axes, steps).expect("it trains");
+            for first in [true, false] {
+                let mut options = anymesh_engine::Options::of(eager);
+                options.first = first;
+                let deferred = anymesh_engine::deferred_with(eager, options);
+                let got = trained(&deferred, axes, steps).expect("it trains");
+                for ((name, expected), (_, got)) in expected.iter().zip(&got) {
+                    let differs = |(a, b): &(&u32, &u32)| a != b;
+                    let wrong = expected.iter().zip(got).filter(differs).count();
+                    assert_eq!(
+                        wrong, 0,
+                        "values of {name} after {steps} steps on {axes}, first {first}"
+                    );
+                }
             }
         }
     }

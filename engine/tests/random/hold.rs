@@ -180,6 +180,7 @@ pub(crate) fn hold(eager: &Device, seeds: std::ops::Range<u64>, times: usize, gp
         // Fences change nothing where nothing is compiled, and must not.
         options.compiles |= dice.one_in(2);
         options.new_programs = dice.of(&[1, usize::MAX]);
+        options.first = times == 1 || dice.one_in(2);
         let deferred = deferred_with(eager, options.clone());
         for time in 0..times {
             if let Err(why) = run(eager, &deferred, seed, !gpu) {

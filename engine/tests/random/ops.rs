@@ -260,12 +260,15 @@ impl Program<'_> {
             held
         };
         let (v, w) = (v.cast(held), w.cast(held));
-        let outputs = match dice.below(6) {
+        let outputs = match dice.below(8) {
             0 => vec![v + w],
             1 => vec![v - w],
             2 => vec![v * w],
             3 => vec![v.max(w)],
             4 => vec![v.lt(w)],
+            // Of two products a compiler may make either one with the sum.
+            5 => vec![v * v + w * w],
+            6 => vec![v * w - w * w, v * v + w * v],
             _ => vec![v * w + v, v - w],
         };
         let outputs: Vec<(Val<'_>, DType)> = outputs

@@ -12,7 +12,7 @@ use crate::{
 };
 use anymesh_kernel::{
     DType, Kind, Scalar,
-    map::{Binary, Inst},
+    map::{Binary, Inst, Unary},
 };
 use cubecl::prelude::*;
 
@@ -130,7 +130,15 @@ impl<'a> Evaluation<'a> {
             Inst::Param(k) => self.lanes.param(k as usize),
             Inst::Const(value, kind) => Reg::constant(scope, value, kind, self.lanes.zero(0)),
             Inst::Unary(op, a) => self.value(a).unary(scope, op, plan.native),
-            Inst::Binary(op, a, b) => Reg::binary(scope, op, self.value(a), self.value(b), fault),
+            Inst::Binary(op, a, b) => {
+                let mut second = self.value(b);
+                if matches!(op, Binary::Add | Binary::Sub)
+                    && [a, b].iter().all(|r| self.ends_in_product(*r))
+                {
+                    second = second.fence(scope, self.lanes.zero(0));
+                }
+                Reg::binary(scope, op, self.value(a), second, fault)
+            }
             Inst::Select(c, a, b) => {
                 Reg::select(scope, self.value(c), self.value(a), self.value(b))
             }
@@ -163,6 +171,26 @@ impl<'a> Evaluation<'a> {
                 _ => None,
             },
             _ => None,
+        }
+    }
+
+    /// Whether the last step to a register's value may be a product of floats, which a compiler makes
+    /// one with a sum that follows. Of two products it takes either, by what else is in the kernel; a
+    /// program must give the same bits alone and as a part of another one, so one of the two is kept
+    /// from it.
+    fn ends_in_product(&self, reg: u16) -> bool {
+        let program = &self.lanes.plan.program;
+        if !matches!(program.kinds[usize::from(reg)], Kind::F32 | Kind::F64) {
+            return false;
+        }
+        match program.insts[usize::from(reg)] {
+            Inst::Unary(Unary::Neg, a) => self.ends_in_product(a),
+            Inst::Unary(op, _) => !matches!(op, Unary::Abs),
+            Inst::Binary(op, ..) => !matches!(
+                op,
+                Binary::Add | Binary::Sub | Binary::Max | Binary::Min | Binary::Fmax | Binary::Fmin
+            ),
+            _ => false,
         }
     }
 
