@@ -25,11 +25,12 @@ pub struct FoundDevice {
 /// adapter, also a software one.
 ///
 /// # Deferred execution
-/// With `deferred:` in front, as in `deferred:cuda`, launches are written down, fused and run when
-/// somebody reads, with the same bits (`anymesh_engine`); with `eager:` each runs when it is
+/// With `deferred:` in front, as in `deferred:cuda`, launches are written down and run when somebody
+/// reads or enough of them wait, with the same bits (`anymesh_engine`); on GPUs they are fused where
+/// such a list came before, with `ANYMESH_FUSE_FIRST=1` always. With `eager:` each runs when it is
 /// launched. Where the name does not say, `ANYMESH_DEFERRED=1` puts off, and `ANYMESH_EAGER=1` never
-/// does; without either a launch runs at once. The same name gives the same device, and tensors of
-/// a deferred device and of the same one without it do not mix.
+/// does; without either a launch runs at once. The same name gives the same device, and tensors of a
+/// deferred device and of the same one without it do not mix.
 pub fn device(name: &str) -> Result<Device> {
     let (put_off, name) = match name.split_once(':') {
         Some(("deferred", rest)) => (true, rest),
@@ -57,7 +58,9 @@ fn deferred(device: &Device) -> Device {
     if let Some((_, around)) = made.iter().find(|(inner, _)| inner == device) {
         return around.clone();
     }
-    let around = anymesh_engine::deferred(device);
+    let mut options = anymesh_engine::Options::of(device);
+    options.first |= is_set("ANYMESH_FUSE_FIRST");
+    let around = anymesh_engine::deferred_with(device, options);
     made.push((device.clone(), around.clone()));
     around
 }

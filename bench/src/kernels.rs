@@ -67,7 +67,8 @@ impl Sizes {
 /// The name of the row that says what an op costs the host.
 pub const HOST_COST: &str = "host cost of a small add";
 
-/// Measures every row whose name has `filter` in it, and shows each to `seen` when it is done.
+/// Measures every row whose name has `filter` in it, and shows each to `seen` when it is done. Kernels
+/// are launched one by one, also on a device that would put them off.
 ///
 /// ```
 /// use anymesh_bench::kernels::{Sizes, measure};
@@ -89,7 +90,7 @@ pub fn measure(
         Sizes::Tiny => (1, 1),
     };
     let mut bench = Bench {
-        device,
+        device: device.innermost(),
         sizes,
         batch,
         samples,
@@ -124,6 +125,7 @@ pub fn copy_rate(device: &Device, sizes: Sizes) -> Result<f64> {
         Sizes::Cpu => 1 << 24,
         Sizes::Tiny => 64,
     };
+    let device = device.innermost();
     let x = Tensor::normal([n], 0.0, 1.0, DType::F32, device, Rng::new(1))?;
     let copy = || -> Result<f64> {
         let start = Instant::now();

@@ -1,13 +1,21 @@
 //! Plans that were made, by what they are for. What was not used for longest goes first.
 
 use crate::{graph::Key, plan::Plan};
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
+
+/// Lists without a plan that are remembered.
+const SEEN: usize = 1 << 16;
 
 pub(crate) struct Cache {
     limit: usize,
     bytes: usize,
     clock: u64,
     plans: HashMap<u64, Kept>,
+    /// The hashes of lists that came.
+    seen: HashSet<u64>,
 }
 
 struct Kept {
@@ -24,7 +32,16 @@ impl Cache {
             bytes: 0,
             clock: 0,
             plans: HashMap::new(),
+            seen: HashSet::new(),
         }
+    }
+
+    /// Whether a list comes for the first time, as far as is remembered.
+    pub(crate) fn is_new(&mut self, key: &Key) -> bool {
+        if self.seen.len() >= SEEN {
+            self.seen.clear();
+        }
+        self.seen.insert(key.hash())
     }
 
     /// The plan for this key. Keys are compared whole: two that share a hash are not the same.

@@ -2,9 +2,10 @@
 //!
 //! [`deferred`] gives a device that computes nothing when a kernel is launched. It writes the launch
 //! down and hands out a buffer that waits. When somebody reads, or enough was written down, it looks
-//! at all of it at once: what nobody can read any more is not computed, elementwise kernels that
-//! feed each other become one, and the rest runs as it stands. Nothing above a device notices, but
-//! for the time.
+//! at all of it at once: elementwise kernels that feed each other become one, results that nobody can
+//! read any more need no memory, and the rest runs as it stands. On devices that compile kernels that
+//! is done when such a list comes for the second time ([`Options::first`]). Nothing above a device
+//! notices, but for the time.
 //!
 //! ```
 //! use anymesh_kernel::{DType, Layout, MapProgram, View, backend::{MapCall, MapInput}, map::Builder};
@@ -90,6 +91,9 @@ pub struct Options {
     pub slack: u64,
     /// Bytes of plans that are kept.
     pub plans: usize,
+    /// Whether a list is fused the first time it comes, too. What never comes again costs more to plan,
+    /// and to compile for, than it gains.
+    pub first: bool,
 }
 
 impl Options {
@@ -103,6 +107,7 @@ impl Options {
             new_programs: usize::MAX,
             slack: 32 << 20,
             plans: 64 << 20,
+            first: true,
         }
     }
 
@@ -116,6 +121,7 @@ impl Options {
             new_programs: 64,
             slack: 256 << 20,
             plans: 64 << 20,
+            first: false,
         }
     }
 

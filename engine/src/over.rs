@@ -6,11 +6,10 @@ use crate::{
     plan::{Fused, Plan, Step},
 };
 use anymesh_kernel::{
-    DType, Kernel, Layout, MapProgram, Shape,
+    DType, Kernel, Layout, MapProgram, Mixed, Shape,
     map::{Inst, MAX_OUTPUTS},
 };
 use smallvec::SmallVec;
-use std::collections::HashMap;
 
 /// Results of a step, and for each the operand whose memory it takes.
 pub(crate) type Pairs = SmallVec<[(usize, usize); 1]>;
@@ -18,7 +17,7 @@ pub(crate) type Pairs = SmallVec<[(usize, usize); 1]>;
 /// For each step of a plan the results that may take the memory of an operand: nobody holds it but the
 /// list, no later step reads it, and this one not as another operand, too.
 pub(crate) fn pairs(plan: &Plan, graph: &Graph<'_>) -> Vec<Pairs> {
-    let mut last = HashMap::<Source, usize>::new();
+    let mut last = Mixed::<Source, usize>::default();
     for (i, step) in plan.steps.iter().enumerate() {
         let nodes = match step {
             Step::Single(node) => std::slice::from_ref(node),

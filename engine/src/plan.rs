@@ -36,8 +36,8 @@ pub(crate) struct Plan {
     pub(crate) wanted: Vec<Wanted>,
     /// The most bytes that were in use beside what was before, when its steps were run one by one.
     pub(crate) most: AtomicU64,
-    /// What lists of this plan are known by.
-    pub(crate) number: u64,
+    /// What lists of this plan are known by, where the plan is for more than one.
+    pub(crate) number: Option<u64>,
     /// Whether everything was fused that may be.
     pub(crate) complete: bool,
 }
@@ -78,6 +78,18 @@ pub(crate) struct Fused {
 }
 
 impl Plan {
+    /// The launches as they were written down.
+    pub(crate) fn unfused(graph: &Graph<'_>) -> Self {
+        let steps = (0..graph.kernels.len()).map(|n| Step::Single(n as u32));
+        let mut plan = Self {
+            steps: steps.collect(),
+            ..Self::default()
+        };
+        release(&mut plan, graph.kernels.len());
+        plan.over = over::pairs(&plan, graph);
+        plan
+    }
+
     /// The memory it takes, about.
     pub(crate) fn bytes(&self) -> usize {
         let step = |step: &Step| match step {
@@ -135,7 +147,7 @@ impl Planner {
         release(&mut plan, graph.kernels.len());
         plan.over = over::pairs(&plan, graph);
         plan.wanted = wanted(&plan, graph);
-        plan.number = PLANS.fetch_add(1, Ordering::Relaxed);
+        plan.number = Some(PLANS.fetch_add(1, Ordering::Relaxed));
         plan
     }
 }
@@ -154,18 +166,23 @@ fn nodes(group: &Group) -> Vec<u32> {
     nodes
 }
 
-/// The groups that somebody needs: those with effects, those with a result that is held, and all
-/// that these need.
+/// The groups that are needed: those with effects, those with a result that is held or that no launch
+/// reads, and all that these need. What is left are those that others compute again.
 fn alive(groups: &Groups<'_>) -> Vec<bool> {
     let graph = groups.graph;
     let mut alive = vec![false; groups.list.len()];
-    let mut stack: Vec<usize> = (0..graph.kernels.len())
-        .filter(|n| {
-            let held = graph.results[*n].iter().any(|known| known.held);
-            held || !graph.kernels[*n].effects().is_pure()
-        })
-        .map(|n| groups.home[n])
-        .collect();
+    let mut read = vec![false; graph.kernels.len()];
+    for source in graph.operands.iter().flatten() {
+        if let Source::Result { node, .. } = source {
+            read[*node as usize] = true;
+        }
+    }
+    let needed = |n: &usize| {
+        let held = graph.results[*n].iter().any(|known| known.held);
+        held || !read[*n] || !graph.kernels[*n].effects().is_pure()
+    };
+    let needed = (0..graph.kernels.len()).filter(needed);
+    let mut stack: Vec<usize> = needed.map(|n| groups.home[n]).collect();
     while let Some(g) = stack.pop() {
         if !std::mem::replace(&mut alive[g], true) {
             stack.extend(groups.needs(g));

@@ -54,8 +54,10 @@ impl Runner {
         let plan = self.plan(&graph, form);
         let inner = self.inner.clone();
         let mut steps = None;
-        if let Some(operands) = self.operands(&graph) {
-            steps = list(&inner, &graph, plan.number, &operands);
+        if let Some(number) = plan.number
+            && let Some(operands) = self.operands(&graph)
+        {
+            steps = list(&inner, &graph, number, &operands);
             let given_up = |k: usize| given_up(&graph, &operands, k);
             if let Some(steps) = &mut steps
                 && steps.whole(&plan.wanted, &given_up)
@@ -85,6 +87,9 @@ impl Runner {
         let key = graph.key(form);
         if let Some(plan) = self.cache.get(&key) {
             return plan;
+        }
+        if !self.options.first && self.cache.is_new(&key) {
+            return Arc::new(Plan::unfused(graph));
         }
         let plan = Arc::new(self.planner.plan(graph, &self.options));
         if plan.complete {

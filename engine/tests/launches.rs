@@ -16,6 +16,10 @@ type Seen = Arc<Mutex<Vec<String>>>;
 
 /// A deferred device on the host, and what reaches the host.
 fn watched() -> (Device, Seen) {
+    watched_with(Options::host())
+}
+
+fn watched_with(options: Options) -> (Device, Seen) {
     let seen = Seen::default();
     let told = seen.clone();
     let inner = anymesh_backend_cpu::device().decorated(move |backend, kernel| {
@@ -24,7 +28,7 @@ fn watched() -> (Device, Seen) {
         drop(told);
         backend.launch(kernel)
     });
-    (deferred_with(&inner, Options::host()), seen)
+    (deferred_with(&inner, options), seen)
 }
 
 fn seen(seen: &Seen) -> Vec<String> {
@@ -126,13 +130,39 @@ fn what_is_held_is_an_output_of_the_same_launch() {
 }
 
 #[test]
-fn what_nobody_can_read_is_not_computed() {
+fn what_nobody_reads_is_computed_all_the_same() {
     let (device, told) = watched();
     let x = floats(&device, [2], &[1.0, 2.0]);
     drop(one(&device, "exp", &x, |v| v.exp()));
     drop(sum(&device, &one(&device, "log", &x, |v| v.log()), 0));
     device.sync().expect("nothing is wrong");
-    assert!(seen(&told).is_empty());
+    assert_eq!(seen(&told), ["map exp", "reduce log+sum"]);
+}
+
+#[test]
+fn a_list_is_fused_when_it_comes_again() {
+    let mut options = Options::host();
+    options.first = false;
+    let (device, told) = watched_with(options);
+    let x = floats(&device, [2], &[1.0, 2.0]);
+    let run = |n: f64| {
+        let y = one(&device, "double", &x, |v| v * n);
+        let z = one(&device, "next", &y, |v| v + 1.0);
+        drop(y);
+        let read = read(&device, &z);
+        (read, seen(&told))
+    };
+    assert_eq!(
+        run(2.0),
+        (
+            Ok(vec![3.0, 5.0]),
+            vec!["map double".into(), "map next".into()]
+        )
+    );
+    let fused = (Ok(vec![3.0, 5.0]), vec!["map double+next".to_string()]);
+    assert_eq!([run(2.0), run(2.0)], [fused.clone(), fused]);
+    // Another program is another list.
+    assert_eq!(run(4.0).1.len(), 2);
 }
 
 #[test]
