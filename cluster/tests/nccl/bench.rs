@@ -16,7 +16,7 @@ const SIZES: [usize; 4] = [4 << 10, 1 << 20, 16 << 20, 64 << 20];
 /// Starts the processes and prints what the first one measured.
 pub(crate) fn start(n: usize) -> i32 {
     let now = Instant::now();
-    let ended = run::start("bench", n, &common()).and_then(|mut processes| {
+    let ended = run::start("bench", n, &common(false)).and_then(|mut processes| {
         let until = now + Duration::from_secs(120);
         let ends = processes.iter_mut().map(|p| p.end(until));
         ends.collect::<std::result::Result<Vec<_>, _>>()

@@ -5,6 +5,9 @@
 //! `nccl bench N` is no test: it prints what calls cost, in JSON lines, for `benches/peers/nccl.py`.
 
 mod bench;
+#[path = "../cluster/model.rs"]
+#[allow(dead_code, reason = "shared with the tests of other transports")]
+mod model;
 mod roles;
 #[path = "../cluster/run.rs"]
 #[allow(dead_code, reason = "shared with the tests of other transports")]
@@ -27,33 +30,47 @@ fn main() {
         eprintln!("ignored: {why}");
     }
     let ignored = why.is_some();
-    let conformance =
-        [("fixed", 2), ("native", 2), ("fixed", 4), ("native", 4)].map(|(sums, n)| {
-            let variables = vec![("ANYMESH_SUMS", sums.to_string())];
-            trial(
-                format!("conformance_{sums}_{n}"),
-                "conformance",
-                n,
-                variables,
-            )
-        });
-    // Every run looks at other cases.
-    let sample = vec![
-        ("ANYMESH_SUMS", "fixed".into()),
-        ("ANYMESH_SWEEP_SEED", Options::default().seed.to_string()),
-        ("ANYMESH_SWEEP_LIMIT", limit("ANYMESH_SWEEP_LIMIT", "1")),
-        ("ANYMESH_SWEEP_EVERY", limit("ANYMESH_SWEEP_EVERY", "5")),
-    ];
-    let sweep = trial("sweep_4".into(), "sweep", 4, sample);
-    let order = trial("order_2".into(), "order", 2, vec![]);
-    let losses = ["dies", "stops", "is_absent"]
-        .map(|how| Trial::test(format!("one_of_three_{how}"), move || loses(how)));
-    let trials = conformance.into_iter().chain([sweep, order]).chain(losses);
+    let trials = [false, true].into_iter().flat_map(trials);
     let trials = trials.map(|t| t.with_ignored_flag(ignored)).collect();
     // They share a GPU, and some measure how long others take.
     let mut arguments = Arguments::from_args();
     arguments.test_threads.get_or_insert(1);
     libtest_mimic::run(&arguments, trials).exit();
+}
+
+/// All trials, on devices that put launches off or not.
+fn trials(eager: bool) -> Vec<Trial> {
+    let form = if eager { "eager_" } else { "" };
+    let with = |name: &str, role, n, sums: Option<&str>| {
+        let sums = sums.map(|sums| ("ANYMESH_SUMS", sums.to_string()));
+        // Every run looks at other cases.
+        let sample = [
+            ("ANYMESH_SWEEP_SEED", Options::default().seed.to_string()),
+            ("ANYMESH_SWEEP_LIMIT", limit("ANYMESH_SWEEP_LIMIT", "1")),
+            ("ANYMESH_SWEEP_EVERY", limit("ANYMESH_SWEEP_EVERY", "5")),
+        ];
+        let variables = common(eager)
+            .into_iter()
+            .chain(sums)
+            .chain(sample)
+            .collect();
+        trial(format!("{form}{name}_{n}"), role, n, variables)
+    };
+    let mut all = vec![
+        with("conformance_fixed", "conformance", 2, Some("fixed")),
+        with("conformance_native", "conformance", 2, Some("native")),
+        with("conformance_fixed", "conformance", 4, Some("fixed")),
+        with("conformance_native", "conformance", 4, Some("native")),
+        with("sweep", "sweep", 4, Some("fixed")),
+        with("order", "order", 2, None),
+        with("trains", "trains", 2, Some("fixed")),
+        with("trains", "trains", 4, Some("fixed")),
+    ];
+    all.extend(["dies", "stops", "is_absent"].map(|how| {
+        let name = format!("{form}one_of_three_{how}");
+        Trial::test(name, move || loses(how, eager))
+    }));
+    all
 }
 
 fn limit(name: &str, usual: &str) -> String {
@@ -71,16 +88,24 @@ fn why_not() -> Option<String> {
 }
 
 /// What every process of these tests is told.
-fn common() -> Vec<(&'static str, String)> {
-    vec![
+fn common(eager: bool) -> Vec<(&'static str, String)> {
+    let mut all = vec![
         ("ANYMESH_TRANSPORT", "nccl".into()),
         ("NCCL_MULTI_RANK_GPU_ENABLE", "1".into()),
-    ]
+    ];
+    if eager {
+        all.push((roles::EAGER, "1".into()));
+    }
+    all
 }
 
-fn trial(name: String, role: &'static str, n: usize, more: Vec<(&'static str, String)>) -> Trial {
+fn trial(
+    name: String,
+    role: &'static str,
+    n: usize,
+    variables: Vec<(&'static str, String)>,
+) -> Trial {
     Trial::test(name, move || {
-        let variables: Vec<_> = common().into_iter().chain(more).collect();
         let now = Instant::now();
         let mut processes = run::start(role, n, &variables)?;
         let until = now + Duration::from_secs(540);
@@ -99,8 +124,8 @@ fn trial(name: String, role: &'static str, n: usize, more: Vec<(&'static str, St
 
 /// The last of three processes is lost in a collective; the others return an error that names it
 /// within the deadline, and go on without it where it is gone.
-fn loses(how: &'static str) -> Result<(), Failed> {
-    let variables: Vec<_> = common()
+fn loses(how: &'static str, eager: bool) -> Result<(), Failed> {
+    let variables: Vec<_> = common(eager)
         .into_iter()
         .chain([
             ("ANYMESH_TIMEOUT", roles::DEADLINE.to_string()),

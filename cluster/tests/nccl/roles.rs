@@ -1,5 +1,6 @@
 //! What the processes of a cluster of GPUs do.
 
+use crate::model::Training;
 use anymesh_cluster::Cluster;
 use anymesh_conformance::{
     sweep::{self, Options},
@@ -10,6 +11,8 @@ use std::time::{Duration, Instant};
 
 /// How the last process is lost.
 pub(crate) const HOW: &str = "ANYMESH_TEST_HOW";
+/// Set where every launch is made at once.
+pub(crate) const EAGER: &str = "ANYMESH_TEST_EAGER";
 /// Seconds that calls wait in the tests of losses.
 pub(crate) const DEADLINE: u64 = 6;
 
@@ -19,6 +22,7 @@ pub(crate) fn play(role: &str) -> i32 {
         "conformance" => conformance(),
         "sweep" => sweep(),
         "order" => order(),
+        "trains" => trains(),
         "loses" => loses(),
         "bench" => crate::bench::run(),
         other => Err(wrong(format!("there is no role {other}"))),
@@ -36,9 +40,14 @@ fn wrong(detail: String) -> Error {
     Error::argument("test", "result", detail)
 }
 
+/// The GPU, with launches that are put off or made at once.
 fn device() -> Result<Device> {
     let number = std::env::var("ANYMESH_TEST_GPU").unwrap_or_else(|_| "0".into());
-    anymesh_backend_cuda::device(Some(&number))
+    let device = anymesh_backend_cuda::device(Some(&number))?;
+    match std::env::var_os(EAGER) {
+        Some(_) => Ok(device),
+        None => Ok(anymesh_engine::deferred(&device)),
+    }
 }
 
 pub(crate) fn cluster() -> Result<Cluster> {
@@ -125,6 +134,31 @@ fn order() -> Result<()> {
         true => cluster.barrier(),
         false => Err(wrong("kernels beside a collective went wrong".into())),
     }
+}
+
+/// A small model trained in every layout has the losses of a simulation on the same GPU, whose
+/// launches are made at once: steps that come again, with collectives in them.
+fn trains() -> Result<()> {
+    let cluster = cluster()?;
+    let (n, steps) = (cluster.size(), 25);
+    let axes = if n == 4 { "dp=2, tp=2" } else { "dp=2" };
+    let losses = |mesh: &Mesh, layout: &str| {
+        let mut training = Training::new(mesh, layout)?;
+        let step = |_| Ok(training.step()?.to_bits());
+        (0..steps).map(step).collect::<Result<Vec<u64>>>()
+    };
+    let at_once = cluster.devices()[0].innermost().clone();
+    for layout in ["plain", "tensor", "sharded", "both"] {
+        let ours = losses(&Mesh::new(axes, &cluster)?, layout)?;
+        let simulated = losses(&Mesh::new(axes, &at_once)?, layout)?;
+        if let Some(step) = (0..steps).find(|i| ours[*i] != simulated[*i]) {
+            let [ours, simulated] = [&ours, &simulated].map(|all| f64::from_bits(all[step]));
+            return Err(wrong(format!(
+                "{layout}: the loss of step {step} is {ours}, simulated {simulated}"
+            )));
+        }
+    }
+    cluster.barrier()
 }
 
 /// The sum over all ranks, on all of them: a collective, and a read.
