@@ -1,6 +1,6 @@
 //! The registers of a program while it runs over a block of positions.
 
-use crate::{element::Held, grid::Source, memory::typed};
+use crate::{element::Held, memory::typed};
 use anymesh_kernel::map::Reg;
 
 /// Positions per block: all registers of a typical program fit the first-level cache.
@@ -60,7 +60,8 @@ impl<T: Copy> Src<'_, T> {
 
 /// What an instruction can read.
 pub(crate) struct Frame<'s> {
-    pub(crate) sources: &'s [Source<'s>],
+    /// The memory of each input.
+    pub(crate) inputs: &'s [&'s [u8]],
     pub(crate) slots: &'s [Slot],
     pub(crate) places: &'s [Place],
     pub(crate) outs: &'s [&'s mut [u8]],
@@ -79,7 +80,7 @@ impl<'s> Frame<'s> {
                 Src::Many(&bytemuck::cast_slice(words)[..self.len])
             }
             Place::Input(k, at) => {
-                Src::Many(&typed(self.sources[k as usize].bytes)[at..at + self.len])
+                Src::Many(&typed(self.inputs[usize::from(k)])[at..at + self.len])
             }
             Place::Output(o) => {
                 let all: &[T] = bytemuck::cast_slice(&*self.outs[o]);

@@ -16,10 +16,9 @@ use anymesh_kernel::{
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// One operand, with strides for the grid's dimensions.
+/// How one operand is read, with strides for the grid's dimensions.
 #[derive(Debug)]
-pub(crate) struct Source<'a> {
-    pub(crate) bytes: &'a [u8],
+pub(crate) struct Source {
     pub(crate) dtype: DType,
     offset: isize,
     strides: Dims<isize>,
@@ -60,15 +59,18 @@ pub(crate) struct Grid<'a> {
     /// At least one dimension.
     dims: Dims<usize>,
     pub(crate) len: usize,
-    pub(crate) sources: Sources<'a>,
-    forms: Sources<'a>,
+    /// The memory of each operand.
+    pub(crate) inputs: Inputs<'a>,
+    pub(crate) sources: Sources,
+    forms: Sources,
 }
 
-/// Operands, mostly few.
-type Sources<'a> = SmallVec<[Source<'a>; 2]>;
+/// The memory of operands, mostly few.
+pub(crate) type Inputs<'a> = SmallVec<[&'a [u8]; 2]>;
+type Sources = SmallVec<[Source; 2]>;
 
-impl<'a> Source<'a> {
-    fn new(view: &'a View, window: Option<&Dims<isize>>, dims: &[usize]) -> Result<Self> {
+impl Source {
+    fn new(view: &View, window: Option<&Dims<isize>>, dims: &[usize]) -> Self {
         let layout = &view.layout;
         let mut offset = layout.offset as isize;
         let strides = Dims::from_slice(&layout.strides);
@@ -91,19 +93,17 @@ impl<'a> Source<'a> {
                 .any(|d| !window.is_full(d, dims[d]))
                 .then(|| Box::new(window))
         });
-        Ok(Self {
-            bytes: bytes_of(&view.buffer)?,
+        Self {
             dtype: view.dtype,
             offset,
             strides,
             window,
             even: false,
-        })
+        }
     }
 
     fn form(affine: &Affine) -> Self {
         Self {
-            bytes: &[],
             dtype: DType::I64,
             offset: affine.offset as isize,
             strides: affine.strides.iter().map(|s| *s as isize).collect(),
@@ -141,6 +141,20 @@ impl<'a> Source<'a> {
     }
 }
 
+/// Whether an operand's elements lie in order, at every position.
+pub(crate) fn is_dense(input: &MapInput) -> bool {
+    input.window.is_none() && input.view.layout.is_contiguous()
+}
+
+/// The memory of each of these.
+pub(crate) fn memory_of<'a>(views: impl Iterator<Item = &'a View>) -> Result<Inputs<'a>> {
+    let mut all = Inputs::new();
+    for view in views {
+        all.push(bytes_of(&view.buffer)?);
+    }
+    Ok(all)
+}
+
 impl<'a> Grid<'a> {
     /// The grid of a map call. `order` permutes the axes.
     pub(crate) fn new(
@@ -149,16 +163,14 @@ impl<'a> Grid<'a> {
         indices: &[Affine],
         order: Option<&[usize]>,
     ) -> Result<Self> {
-        let dense = |input: &MapInput| input.window.is_none() && input.view.layout.is_contiguous();
-        if indices.is_empty() && order.is_none() && inputs.iter().all(dense) {
+        if indices.is_empty() && order.is_none() && inputs.iter().all(is_dense) {
             return Self::flat(dims.iter().product(), inputs);
         }
-        let mut sources = Sources::new();
-        for input in inputs {
-            sources.push(Source::new(&input.view, input.window.as_ref(), dims)?);
-        }
+        let source = |input: &MapInput| Source::new(&input.view, input.window.as_ref(), dims);
+        let sources = inputs.iter().map(source).collect();
         let forms = indices.iter().map(Source::form).collect();
-        Ok(Self::merged(dims, sources, forms, order))
+        let inputs = memory_of(inputs.iter().map(|input| &input.view))?;
+        Ok(Self::merged(dims, inputs, sources, forms, order))
     }
 
     /// The grid of dense operands, in one dimension: what small ops mostly have.
@@ -167,7 +179,6 @@ impl<'a> Grid<'a> {
         let mut sources = Sources::new();
         for MapInput { view, .. } in inputs {
             sources.push(Source {
-                bytes: bytes_of(&view.buffer)?,
                 dtype: view.dtype,
                 offset: view.layout.offset as isize,
                 strides: Dims::from_elem(stride, 1),
@@ -178,6 +189,7 @@ impl<'a> Grid<'a> {
         Ok(Self {
             dims: Dims::from_elem(len, 1),
             len,
+            inputs: memory_of(inputs.iter().map(|input| &input.view))?,
             sources,
             forms: Sources::new(),
         })
@@ -185,17 +197,18 @@ impl<'a> Grid<'a> {
 
     /// The grid of operands that all have the shape `dims`.
     pub(crate) fn of_views(dims: &[usize], views: &[&'a View]) -> Result<Self> {
-        let sources = views
-            .iter()
+        let sources = (views.iter())
             .map(|view| Source::new(view, None, dims))
-            .collect::<Result<_>>()?;
-        Ok(Self::merged(dims, sources, Sources::new(), None))
+            .collect();
+        let inputs = memory_of(views.iter().copied())?;
+        Ok(Self::merged(dims, inputs, sources, Sources::new(), None))
     }
 
     fn merged(
         dims: &[usize],
-        mut sources: Sources<'a>,
-        mut forms: Sources<'a>,
+        inputs: Inputs<'a>,
+        mut sources: Sources,
+        mut forms: Sources,
         order: Option<&[usize]>,
     ) -> Self {
         let len = dims.iter().product();
@@ -242,6 +255,7 @@ impl<'a> Grid<'a> {
         Self {
             dims,
             len,
+            inputs,
             sources,
             forms,
         }
@@ -251,7 +265,7 @@ impl<'a> Grid<'a> {
     /// dimension.
     fn runs(
         &self,
-        source: &Source<'_>,
+        source: &Source,
         range: Range<usize>,
         mut f: impl FnMut(&[usize], isize, usize, usize),
     ) {
@@ -328,7 +342,7 @@ impl<'a> Grid<'a> {
     }
 
     /// The linear range as one run: its first position in memory, where that is possible.
-    fn single_run(&self, source: &Source<'_>, range: &Range<usize>) -> Option<isize> {
+    fn single_run(&self, source: &Source, range: &Range<usize>) -> Option<isize> {
         let last = self.dims.len() - 1;
         if source.even {
             return Some(source.offset + range.start as isize * source.strides[last]);
@@ -351,17 +365,17 @@ impl<'a> Grid<'a> {
             return None;
         }
         let start = usize::try_from(source.offset).ok()?;
-        typed(source.bytes).get(start..start + self.len)
+        typed(self.inputs[k]).get(start..start + self.len)
     }
 
-    /// Reads a block of an operand.
+    /// Reads a block of operand `k`.
     pub(crate) fn fetch<S: Stored>(
         &self,
-        source: &Source<'_>,
+        k: usize,
         range: Range<usize>,
         slot: &mut [S::Held],
     ) -> Fetched {
-        let data: &[S] = typed(source.bytes);
+        let (source, data) = (&self.sources[k], typed::<S>(self.inputs[k]));
         let step = source.strides[self.dims.len() - 1];
         if let Some(window) = &source.window {
             slot.fill(S::Held::default());
@@ -400,7 +414,7 @@ impl<'a> Grid<'a> {
     /// Whether positions are inside an operand's window: `None` where all are.
     pub(crate) fn inside(
         &self,
-        source: &Source<'_>,
+        source: &Source,
         range: Range<usize>,
         slot: &mut [u8],
     ) -> Option<()> {
@@ -500,12 +514,13 @@ pub(crate) fn copied<'v, T: Held>(view: &View) -> Result<Dense<'v, T>> {
 }
 
 fn fill_dense<S: Stored>(grid: &Grid<'_>, out: &mut [S::Held]) {
-    let source = &grid.sources[0];
     parallel::chunks(out, parallel::CHUNK, |start, chunk| {
         let range = start..start + chunk.len();
-        match grid.fetch::<S>(source, range, chunk) {
+        match grid.fetch::<S>(0, range, chunk) {
             Fetched::One => chunk.fill(chunk[0]),
-            Fetched::InPlace(at) => S::load_all(&typed(source.bytes)[at..at + chunk.len()], chunk),
+            Fetched::InPlace(at) => {
+                S::load_all(&typed(grid.inputs[0])[at..at + chunk.len()], chunk)
+            }
             Fetched::Filled => {}
         }
     });

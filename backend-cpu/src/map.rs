@@ -2,6 +2,7 @@
 //! one tight loop over the block.
 
 mod code;
+mod single;
 
 pub(crate) use code::Code;
 
@@ -86,11 +87,7 @@ impl<'a> BoundProgram<'a> {
         inputs: &'a [MapInput],
         order: Option<&[usize]>,
     ) -> Result<Self> {
-        let mut places = SmallVec::from_slice(&code.places);
-        for (reg, k) in &code.params {
-            let (reg, value) = (usize::from(*reg), call.params[usize::from(*k)]);
-            places[reg] = Place::One(code::word(value, program.kinds[reg]));
-        }
+        let places = code.places(&call.params, &program.kinds);
         Ok(Self {
             op: call.op,
             program,
@@ -363,7 +360,7 @@ impl<'a> BoundProgram<'a> {
         len: usize,
     ) -> Frame<'s> {
         Frame {
-            sources: &self.grid.sources,
+            inputs: &self.grid.inputs,
             slots: &scratch.slots,
             places: &scratch.places,
             outs,
@@ -372,10 +369,10 @@ impl<'a> BoundProgram<'a> {
     }
 
     fn load(&self, k: u8, range: Range<usize>, slot: &mut [u8]) -> Option<Place> {
-        let source = &self.grid.sources[k as usize];
-        with_stored!(source.dtype, S => {
+        let input = usize::from(k);
+        with_stored!(self.grid.sources[input].dtype, S => {
             let slot: &mut [<S as Stored>::Held] = bytemuck::cast_slice_mut(slot);
-            match self.grid.fetch::<S>(source, range.clone(), &mut slot[..range.len()]) {
+            match self.grid.fetch::<S>(input, range.clone(), &mut slot[..range.len()]) {
                 Fetched::One => Some(Place::One(slot[0].to_word())),
                 Fetched::InPlace(at) => Some(Place::Input(k, at)),
                 Fetched::Filled => None,
@@ -487,8 +484,13 @@ pub(crate) fn map(call: &MapCall) -> Result<Buffers> {
     {
         return Ok(smallvec![copy::copy(&input.view)?.buffer()]);
     }
+    let code = Code::of(&call.program, call.params.len());
+    if let Some(done) = single::run(call, &code)? {
+        return Ok(smallvec![done.buffer()]);
+    }
     let straight = copy::straightened(&call.inputs)?;
-    let plan = BoundProgram::new(call, straight.as_deref().unwrap_or(&call.inputs), None)?;
+    let inputs = straight.as_deref().unwrap_or(&call.inputs);
+    let plan = BoundProgram::of(call, &call.program, code, inputs, None)?;
     let outputs = &call.program.outputs;
     let mut memories = SmallVec::<[Memory; 1]>::new();
     for (_, dtype) in outputs {

@@ -17,6 +17,11 @@ pub(crate) const MOST_ROWS: usize = 4;
 const TASK: usize = 1 << 16;
 /// Products that are summed side by side: several registers of any width.
 const LANES: usize = 32;
+/// Places in memory that a task reads from by turns: of one alone less is fetched ahead than memory
+/// can give.
+const STREAMS: usize = 4;
+/// Lanes of one that are read before it is the next one's turn.
+const TURN: usize = 4;
 
 /// The columns of a matrix `[k, n]`: column `j` is the `k` elements from `start + j * step` on.
 #[derive(Clone, Copy)]
@@ -82,25 +87,29 @@ impl Columns<'_> {
         if is_held_as_stored(self.dtype) {
             let columns = &typed::<T>(self.bytes)[start..];
             let step = self.step;
-            return dispatch(Dots {
+            let dots = Dots {
                 x,
                 columns,
                 step,
                 k,
                 out,
-            });
+            };
+            return dots.run();
         }
         with_stored!(self.dtype, S => {
             if <S as Stored>::Held::KIND != T::KIND {
                 return;
             }
             let (stored, m) = (typed::<S>(self.bytes), x.len() / k);
-            let mut column = vec![<S as Stored>::Held::default(); k];
-            for (j, out) in out.chunks_exact_mut(m).enumerate() {
-                let from = start + j * self.step;
-                S::load_all(&stored[from..from + k], &mut column);
-                let columns = bytemuck::cast_slice(&column);
-                dispatch(Dots { x, columns, step: k, k, out });
+            let mut columns = vec![<S as Stored>::Held::default(); STREAMS * k];
+            for (first, out) in (0..).step_by(STREAMS).zip(out.chunks_mut(STREAMS * m)) {
+                let columns = &mut columns[..out.len() / m * k];
+                for (j, column) in columns.chunks_exact_mut(k).enumerate() {
+                    let from = start + (first + j) * self.step;
+                    S::load_all(&stored[from..from + k], column);
+                }
+                let columns = bytemuck::cast_slice(columns);
+                Dots { x, columns, step: k, k, out }.run();
             }
         });
     }
@@ -115,40 +124,123 @@ struct Dots<'a, T> {
     out: &'a mut [T],
 }
 
-impl<T: Float> Kernel for Dots<'_, T> {
-    type Out = ();
-
-    #[inline(always)]
+impl<T: Float> Dots<'_, T> {
     fn run(self) {
-        let m = self.x.len() / self.k;
-        for (j, out) in self.out.chunks_exact_mut(m).enumerate() {
-            let column = &self.columns[j * self.step..][..self.k];
-            for (out, x) in out.iter_mut().zip(self.x.chunks_exact(self.k)) {
-                *out = dot(x, column);
+        let Self { x, k, out, .. } = self;
+        let m = x.len() / k;
+        let count = out.len() / m;
+        let apart = count.div_ceil(STREAMS);
+        for j in 0..apart {
+            // Those that are missing at the end are computed again.
+            let numbers: [usize; STREAMS] = std::array::from_fn(|s| (s * apart + j).min(count - 1));
+            let columns = numbers.map(|j| &self.columns[j * self.step..][..k]);
+            for (i, x) in x.chunks_exact(k).enumerate() {
+                for (j, dot) in numbers.into_iter().zip(dots(x, columns)) {
+                    out[j * m + i] = dot;
+                }
             }
         }
     }
 }
 
-#[inline(always)]
-fn dot<T: Float>(a: &[T], b: &[T]) -> T {
-    let mut sums = [T::default(); LANES];
-    let (a, b) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
-    let rest = a.remainder().iter().zip(b.remainder());
-    for (a, b) in a.zip(b) {
-        for lane in 0..LANES {
-            sums[lane] = sums[lane] + a[lane] * b[lane];
+/// The products of a row with columns that are as long.
+fn dots<T: Float>(x: &[T], columns: [&[T]; STREAMS]) -> [T; STREAMS] {
+    let ((x, x_rest), chunks) = (x.as_chunks(), columns.map(<[T]>::as_chunks));
+    let columns = chunks.map(|(columns, _)| columns);
+    let mut sums = dispatch(Sums { x, columns });
+    for (sums, (_, rest)) in sums.iter_mut().zip(chunks) {
+        for ((sum, x), y) in sums.iter_mut().zip(x_rest).zip(rest) {
+            *sum = *sum + *x * *y;
         }
     }
-    for (sum, (a, b)) in sums.iter_mut().zip(rest) {
-        *sum = *sum + *a * *b;
+    sums.map(total)
+}
+
+/// The sums of the products of a row with columns, in lanes. Nothing but that: beside other code the
+/// compiler makes scalars of the lanes.
+struct Sums<'a, T> {
+    x: &'a [[T; LANES]],
+    columns: [&'a [[T; LANES]]; STREAMS],
+}
+
+impl<T: Float> Kernel for Sums<'_, T> {
+    type Out = [[T; LANES]; STREAMS];
+
+    #[inline(always)]
+    fn run(self) -> Self::Out {
+        let mut sums = [[T::default(); LANES]; STREAMS];
+        for (turn, x) in self.x.chunks(TURN).enumerate() {
+            for (sums, column) in sums.iter_mut().zip(self.columns) {
+                let mut own = *sums;
+                for (x, y) in x.iter().zip(&column[turn * TURN..]) {
+                    for lane in 0..LANES {
+                        own[lane] = own[lane] + x[lane] * y[lane];
+                    }
+                }
+                *sums = own;
+            }
+        }
+        sums
     }
-    let mut width = LANES;
-    while width > 1 {
-        width /= 2;
+}
+
+/// The sum of all lanes, by halves.
+fn total<T: Float>(mut lanes: [T; LANES]) -> T {
+    let mut width = LANES / 2;
+    while width > 0 {
         for lane in 0..width {
-            sums[lane] = sums[lane] + sums[lane + width];
+            lanes[lane] = lanes[lane] + lanes[lane + width];
+        }
+        width /= 2;
+    }
+    lanes[0]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{dense_view, random};
+
+    #[test]
+    fn a_column_has_the_same_bits_alone_and_among_others() {
+        for (k, n) in [(1, 1), (31, 3), (32, 4), (100, 5), (576, 9), (300, 1000)] {
+            let (w, x) = (random(n * k, 3, false), random(4 * k, 4, false));
+            for (dtype, m) in [(DType::F32, 1), (DType::F32, 3), (DType::BF16, 4)] {
+                let mut view = dense_view(&w, dtype, [n, k]);
+                view.layout = view.layout.permute(&[1, 0]);
+                let columns = Columns::of(&view).expect("of this backend");
+                let columns = columns.expect("columns lie one after the other");
+                let x: Vec<f32> = x[..m * k].iter().map(|v| *v as f32).collect();
+                let mut all = vec![0.0; m * n];
+                product(&x, &columns, &mut all);
+                for j in [0, n / 2, n - 1] {
+                    let start = columns.start + j * columns.step;
+                    let one = Columns {
+                        start,
+                        n: 1,
+                        ..columns
+                    };
+                    let mut alone = vec![0.0; m];
+                    product(&x, &one, &mut alone);
+                    for (i, alone) in alone.iter().enumerate() {
+                        assert_eq!(*alone, all[i * n + j], "{dtype} {m}x{k}x{n}");
+                        let terms = (0..k).map(|p| {
+                            let w = w[j * k + p] as f32;
+                            let stored = if dtype == DType::F32 {
+                                w
+                            } else {
+                                anymesh_kernel::bf16::from_f32(w).to_f32()
+                            };
+                            f64::from(x[i * k + p]) * f64::from(stored)
+                        });
+                        let (sum, size) = terms.fold((0.0, 0.0), |(s, a), t| (s + t, a + t.abs()));
+                        assert!(
+                            (f64::from(*alone) - sum).abs() <= 1e-6 * size,
+                            "{dtype} {m}x{k}x{n}: {alone}, expected {sum}"
+                        );
+                    }
+                }
+            }
         }
     }
-    sums[0]
 }

@@ -7,7 +7,9 @@ use crate::{
     tensor::Outputs,
 };
 
-/// Runs a kernel with plain operands that lie on `mesh`, and gives a tensor for each output.
+/// Runs a kernel with plain operands that lie on `mesh`, and gives a tensor for each output. Inlined,
+/// so that the kernel is made where it is launched from, and not copied there.
+#[inline(always)]
 pub(crate) fn launch(mesh: &Mesh, kernel: impl Into<Kernel>) -> Result<Outputs> {
     let mut outputs = Outputs::new();
     for view in mesh.device(0).launch(kernel)? {

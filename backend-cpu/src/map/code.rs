@@ -8,11 +8,11 @@ use crate::{
     loops::Step,
 };
 use anymesh_kernel::{
-    Kind, MapProgram, Scalar,
+    DType, Kind, MapProgram, Mixed, Scalar,
     map::{Inst, Program, Reg},
 };
 use smallvec::SmallVec;
-use std::{cell::RefCell, collections::HashMap, sync::Arc};
+use std::{cell::RefCell, sync::Arc};
 
 /// Programs that a thread remembers. A training step has some hundred.
 const REMEMBERED: usize = 1024;
@@ -22,9 +22,9 @@ pub(crate) struct Code {
     pub(super) steps: Vec<Step>,
     /// Where the values of each register are before anything ran: constants, and slots. Those of the
     /// call's parameters come with the call.
-    pub(super) places: Vec<Place>,
+    places: Vec<Place>,
     /// Registers of the call's parameters, and which those are.
-    pub(super) params: Vec<(Reg, u8)>,
+    params: Vec<(Reg, u8)>,
     /// The instructions that run for every block: all but constants and parameters.
     pub(super) order: Vec<u16>,
     /// For each instruction the output that stores its values as they are held, if there is one.
@@ -33,7 +33,13 @@ pub(crate) struct Code {
     pub(super) slots: usize,
     /// One loop for the whole program.
     pub(super) compiled: Option<&'static dyn Compiled>,
+    /// The one instruction that computes, where the program has no other, and no result but that
+    /// one: what small ops mostly are. Inputs and the result are held as they are stored.
+    pub(super) single: Option<u16>,
 }
+
+/// Where the values of each register are.
+pub(super) type Places = SmallVec<[Place; 8]>;
 
 impl Code {
     /// Of a program whose first `given` parameters are those of the call.
@@ -68,12 +74,23 @@ impl Code {
             targets,
             slots,
             compiled: None,
+            single: single(program),
         }
+    }
+
+    /// Where the values of each register are before anything ran, with the call's parameters.
+    pub(super) fn places(&self, params: &[Scalar], kinds: &[Kind]) -> Places {
+        let mut places = Places::from_slice(&self.places);
+        for (reg, k) in &self.params {
+            let (reg, value) = (usize::from(*reg), params[usize::from(*k)]);
+            places[reg] = Place::One(word(value, kinds[reg]));
+        }
+        places
     }
 
     /// Of a program that may have come before.
     pub(crate) fn of(program: &MapProgram, given: usize) -> Arc<Self> {
-        type Known = HashMap<(MapProgram, usize), Arc<Code>>;
+        type Known = Mixed<(MapProgram, usize), Arc<Code>>;
         thread_local! {
             static KNOWN: RefCell<Known> = RefCell::default();
         }
@@ -96,8 +113,26 @@ impl Code {
 }
 
 /// A parameter or a constant as registers hold it.
-pub(super) fn word(value: Scalar, kind: Kind) -> u64 {
+fn word(value: Scalar, kind: Kind) -> u64 {
     with_held!(kind, T => T::from_scalar(value).to_word())
+}
+
+/// See [`Code::single`].
+fn single(program: &Program) -> Option<u16> {
+    let [(result, dtype)] = program.outputs[..] else {
+        return None;
+    };
+    let as_held = |dtype: &DType| is_held_as_stored(*dtype) && *dtype != DType::Bool;
+    let mut computes = (program.insts.iter().enumerate())
+        .filter(|(_, inst)| !matches!(inst, Inst::Load(_) | Inst::Const(..) | Inst::Param(_)));
+    let (only, inst) = computes.next()?;
+    let reads = !matches!(inst, Inst::Inside(_) | Inst::Index(_));
+    let is = reads
+        && computes.next().is_none()
+        && only == usize::from(result)
+        && is_held_as_stored(dtype)
+        && program.inputs.iter().all(as_held);
+    is.then_some(only as u16)
 }
 
 /// A slot for each register, and how many there are. What is needed no more gives its slot to

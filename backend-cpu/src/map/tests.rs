@@ -1,7 +1,7 @@
 use super::*;
 use crate::testing::{assert_close, coordinates, dense_view, random, read, values, views};
 use anymesh_kernel::{
-    DType, Dims, MapProgram, Scalar, View,
+    DType, Dims, Layout, MapProgram, Scalar, View,
     backend::Affine,
     map::{Binary, Builder, Unary, Val},
 };
@@ -462,5 +462,48 @@ fn select_params_constants_and_shared_outputs_work_in_large_parallel_runs() {
             *picked,
             anymesh_kernel::f16::from_f32(if x > 0.0 { x * 2.0 } else { -1.0 }).to_f64()
         );
+    }
+}
+
+#[test]
+fn one_instruction_has_the_same_bits_over_dense_operands_and_others() {
+    let ops = [
+        Binary::Add,
+        Binary::FloorDiv,
+        Binary::Pow,
+        Binary::Rem,
+        Binary::Max,
+        Binary::Lt,
+    ];
+    for (op, n) in ops.into_iter().flat_map(|op| [(op, 1), (op, 7), (op, 900)]) {
+        for dtype in [DType::F32, DType::F64, DType::I32] {
+            let b = Builder::new();
+            let (x, y) = (b.load(dtype), b.load(dtype));
+            let out = if op.is_comparison() {
+                DType::Bool
+            } else {
+                dtype
+            };
+            let program = b.finish(&[(x.binary(op, y), out)]).expect("valid");
+            assert!(Code::of(&program, 0).single.is_some());
+            let at_most = |v: &f64| (v.abs() * 3.0).round() + 1.0;
+            let [x, y] = [1, 2].map(|seed| random(n, seed, false).iter().map(at_most).collect());
+            let dense = |values: &Vec<f64>| plain(&dense_view(values, dtype, [n]));
+            // Every other element, from the second on.
+            let apart = |values: &Vec<f64>| {
+                let spread: Vec<f64> = values.iter().flat_map(|v| [9.0, *v]).collect();
+                let mut input = plain(&dense_view(&spread, dtype, [2 * n]));
+                input.view.layout = Layout {
+                    shape: [n].into(),
+                    strides: [2].into_iter().collect(),
+                    offset: 1,
+                };
+                input
+            };
+            let both = [[dense(&x), dense(&y)], [apart(&x), apart(&y)]];
+            let [straight, other] =
+                both.map(|inputs| run(&program, &[n], &inputs, &[], &[]).expect("runs"));
+            assert_eq!(straight, other, "{op:?} {dtype} {n}");
+        }
     }
 }

@@ -192,14 +192,13 @@ impl<'a> Map<'a> {
     pub(crate) fn check(&self, device: &Device) -> Result<()> {
         // A reduction stores no tensor of this shape, so only dtypes are checked here; sizes are
         // where buffers are made.
-        for (_, dtype) in &self.program.outputs {
-            device.check(*dtype, 0)?;
-        }
+        let outputs = self.program.outputs.iter().map(|(_, dtype)| *dtype);
+        let kinds = self.program.kinds.iter().map(|kind| kind.dtype());
         let mut known = None;
-        for kind in &self.program.kinds {
+        for dtype in outputs.chain(kinds) {
             // Mostly they are all the same.
-            if known.replace(*kind) != Some(*kind) {
-                device.check(kind.dtype(), 0)?;
+            if known.replace(dtype) != Some(dtype) {
+                device.check(dtype, 0)?;
             }
         }
         if needs_f64_math(self.program) {
@@ -210,6 +209,7 @@ impl<'a> Map<'a> {
 
     /// [`call`](Self::call) of tensors and where each of them is placed, on a device that was
     /// [asked](Self::check).
+    #[inline(always)]
     pub(crate) fn call_at<'w>(
         &self,
         tensors: &[&Tensor],
