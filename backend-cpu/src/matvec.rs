@@ -9,7 +9,7 @@ use crate::{
     scalar::Float,
     simd::{Kernel, dispatch},
 };
-use anymesh_kernel::{DType, Result, View};
+use anymesh_kernel::{DType, Result, View, bf16, f16};
 
 /// With more rows than this a packed kernel pays.
 pub(crate) const MOST_ROWS: usize = 4;
@@ -83,19 +83,34 @@ pub(crate) fn product<T: Float>(x: &[T], columns: &Columns<'_>, out: &mut [T]) {
 impl Columns<'_> {
     /// The products of all rows with the columns from `first` on, as many as `out` has room for.
     fn fill<T: Float>(&self, first: usize, x: &[T], out: &mut [T]) {
-        let (k, start) = (self.k, self.start + first * self.step);
-        if is_held_as_stored(self.dtype) {
-            let columns = &typed::<T>(self.bytes)[start..];
-            let step = self.step;
-            let dots = Dots {
-                x,
-                columns,
-                step,
-                k,
-                out,
-            };
-            return dots.run();
+        match self.dtype {
+            dtype if is_held_as_stored(dtype) => self.dots::<T, T>(first, x, out),
+            DType::BF16 => self.dots::<bf16, T>(first, x, out),
+            DType::F16 => self.dots::<f16, T>(first, x, out),
+            _ => self.loaded(first, x, out),
         }
+    }
+
+    /// Each element is made a `T` where it is used.
+    fn dots<S: Stored, T: Float>(&self, first: usize, x: &[T], out: &mut [T])
+    where
+        S::Held: Float,
+    {
+        if S::Held::KIND == T::KIND {
+            Dots {
+                x: bytemuck::cast_slice(x),
+                columns: &typed::<S>(self.bytes)[self.start + first * self.step..],
+                step: self.step,
+                k: self.k,
+                out: bytemuck::cast_slice_mut(out),
+            }
+            .run();
+        }
+    }
+
+    /// Elements that a table knows are loaded some columns at a time.
+    fn loaded<T: Float>(&self, first: usize, x: &[T], out: &mut [T]) {
+        let (k, start) = (self.k, self.start + first * self.step);
         with_stored!(self.dtype, S => {
             if <S as Stored>::Held::KIND != T::KIND {
                 return;
@@ -108,7 +123,7 @@ impl Columns<'_> {
                     let from = start + (first + j) * self.step;
                     S::load_all(&stored[from..from + k], column);
                 }
-                let columns = bytemuck::cast_slice(columns);
+                let columns = bytemuck::cast_slice::<_, T>(columns);
                 Dots { x, columns, step: k, k, out }.run();
             }
         });
@@ -116,15 +131,15 @@ impl Columns<'_> {
 }
 
 /// The products of rows with columns that begin `step` elements after each other.
-struct Dots<'a, T> {
-    x: &'a [T],
-    columns: &'a [T],
+struct Dots<'a, S: Stored> {
+    x: &'a [S::Held],
+    columns: &'a [S],
     step: usize,
     k: usize,
-    out: &'a mut [T],
+    out: &'a mut [S::Held],
 }
 
-impl<T: Float> Dots<'_, T> {
+impl<S: Stored<Held: Float>> Dots<'_, S> {
     fn run(self) {
         let Self { x, k, out, .. } = self;
         let m = x.len() / k;
@@ -144,13 +159,13 @@ impl<T: Float> Dots<'_, T> {
 }
 
 /// The products of a row with columns that are as long.
-fn dots<T: Float>(x: &[T], columns: [&[T]; STREAMS]) -> [T; STREAMS] {
-    let ((x, x_rest), chunks) = (x.as_chunks(), columns.map(<[T]>::as_chunks));
+fn dots<S: Stored<Held: Float>>(x: &[S::Held], columns: [&[S]; STREAMS]) -> [S::Held; STREAMS] {
+    let ((x, x_rest), chunks) = (x.as_chunks(), columns.map(<[S]>::as_chunks));
     let columns = chunks.map(|(columns, _)| columns);
     let mut sums = dispatch(Sums { x, columns });
     for (sums, (_, rest)) in sums.iter_mut().zip(chunks) {
         for ((sum, x), y) in sums.iter_mut().zip(x_rest).zip(rest) {
-            *sum = *sum + *x * *y;
+            *sum = *sum + *x * y.load();
         }
     }
     sums.map(total)
@@ -158,23 +173,23 @@ fn dots<T: Float>(x: &[T], columns: [&[T]; STREAMS]) -> [T; STREAMS] {
 
 /// The sums of the products of a row with columns, in lanes. Nothing but that: beside other code the
 /// compiler makes scalars of the lanes.
-struct Sums<'a, T> {
-    x: &'a [[T; LANES]],
-    columns: [&'a [[T; LANES]]; STREAMS],
+struct Sums<'a, S: Stored> {
+    x: &'a [[S::Held; LANES]],
+    columns: [&'a [[S; LANES]]; STREAMS],
 }
 
-impl<T: Float> Kernel for Sums<'_, T> {
-    type Out = [[T; LANES]; STREAMS];
+impl<S: Stored<Held: Float>> Kernel for Sums<'_, S> {
+    type Out = [[S::Held; LANES]; STREAMS];
 
     #[inline(always)]
     fn run(self) -> Self::Out {
-        let mut sums = [[T::default(); LANES]; STREAMS];
+        let mut sums = [[S::Held::default(); LANES]; STREAMS];
         for (turn, x) in self.x.chunks(TURN).enumerate() {
             for (sums, column) in sums.iter_mut().zip(self.columns) {
                 let mut own = *sums;
                 for (x, y) in x.iter().zip(&column[turn * TURN..]) {
                     for lane in 0..LANES {
-                        own[lane] = own[lane] + x[lane] * y[lane];
+                        own[lane] = own[lane] + x[lane] * y[lane].load();
                     }
                 }
                 *sums = own;
@@ -199,15 +214,22 @@ fn total<T: Float>(mut lanes: [T; LANES]) -> T {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{dense_view, random};
+    use crate::testing::{dense_view, random, values};
 
     #[test]
     fn a_column_has_the_same_bits_alone_and_among_others() {
         for (k, n) in [(1, 1), (31, 3), (32, 4), (100, 5), (576, 9), (300, 1000)] {
             let (w, x) = (random(n * k, 3, false), random(4 * k, 4, false));
-            for (dtype, m) in [(DType::F32, 1), (DType::F32, 3), (DType::BF16, 4)] {
+            for (dtype, m) in [
+                (DType::F32, 1),
+                (DType::F32, 3),
+                (DType::BF16, 4),
+                (DType::F16, 2),
+                (DType::F8E4M3, 1),
+            ] {
                 let mut view = dense_view(&w, dtype, [n, k]);
                 view.layout = view.layout.permute(&[1, 0]);
+                let stored = values(&view);
                 let columns = Columns::of(&view).expect("of this backend");
                 let columns = columns.expect("columns lie one after the other");
                 let x: Vec<f32> = x[..m * k].iter().map(|v| *v as f32).collect();
@@ -224,15 +246,7 @@ mod tests {
                     product(&x, &one, &mut alone);
                     for (i, alone) in alone.iter().enumerate() {
                         assert_eq!(*alone, all[i * n + j], "{dtype} {m}x{k}x{n}");
-                        let terms = (0..k).map(|p| {
-                            let w = w[j * k + p] as f32;
-                            let stored = if dtype == DType::F32 {
-                                w
-                            } else {
-                                anymesh_kernel::bf16::from_f32(w).to_f32()
-                            };
-                            f64::from(x[i * k + p]) * f64::from(stored)
-                        });
+                        let terms = (0..k).map(|p| f64::from(x[i * k + p]) * stored[p * n + j]);
                         let (sum, size) = terms.fold((0.0, 0.0), |(s, a), t| (s + t, a + t.abs()));
                         assert!(
                             (f64::from(*alone) - sum).abs() <= 1e-6 * size,

@@ -1,11 +1,16 @@
 //! Functions of single values, per kind. `f32` functions that are not exact are computed in `f64`
 //! and rounded once, because this backend is what all others are measured by.
 
-use crate::{element::Held, fastmath, product::HasTiles};
+use crate::{
+    element::{Held, Stored},
+    fastmath,
+    product::HasTiles,
+};
 
 /// Operations on floats.
 pub(crate) trait Float:
     Held
+    + Stored<Held = Self>
     + HasTiles
     + std::ops::Add<Output = Self>
     + std::ops::Sub<Output = Self>
