@@ -20,7 +20,7 @@ use std::{
 
 /// A number of a formula.
 #[derive(Clone, Copy)]
-struct Number<const FUSED: bool>(f32);
+pub(crate) struct Number<const FUSED: bool>(pub(crate) f32);
 
 macro_rules! arithmetic {
     ($($trait:ident $name:ident $op:tt $other:ty, |$x:ident| $value:expr;)*) => {$(
@@ -66,6 +66,10 @@ impl<const FUSED: bool> Value for Number<FUSED> {
     #[inline(always)]
     fn sqrt(self) -> Self {
         Self(self.0.sqrt())
+    }
+    #[inline(always)]
+    fn rsqrt(self) -> Self {
+        Self((1.0 / f64::from(self.0).sqrt()) as f32)
     }
     #[inline(always)]
     fn max(self, other: Self) -> Self {

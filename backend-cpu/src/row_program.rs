@@ -2,6 +2,7 @@
 //! Results of reductions are parameters that change from row to row.
 
 mod joined;
+mod norm;
 
 use crate::{
     copy,
@@ -19,6 +20,7 @@ use anymesh_kernel::{
     map::MAX_OUTPUTS,
 };
 use joined::{Joined, Part};
+use norm::Norm;
 use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
 
@@ -91,7 +93,18 @@ fn take<'m>(rest: &mut &'m mut [u8], bytes: usize) -> &'m mut [u8] {
 }
 
 fn run<T: Float>(call: &RowProgramCall) -> Result<Buffers> {
-    let (rows, n, program) = (call.shape[0], call.shape[1], &call.program);
+    if let Some(norm) = Norm::of(call)? {
+        return tasks::<T>(call, |task| {
+            norm.task(task);
+            Ok(())
+        });
+    }
+    interpreted::<T>(call)
+}
+
+/// [`run`] of any program.
+fn interpreted<T: Float>(call: &RowProgramCall) -> Result<Buffers> {
+    let program = &call.program;
     let given = |view: &anymesh_kernel::View| MapInput {
         view: view.clone(),
         window: None,
@@ -116,7 +129,18 @@ fn run<T: Float>(call: &RowProgramCall) -> Result<Buffers> {
         rows: of_rows.transpose()?,
         sum: SumFloat::new(None),
     };
-    let [each, per_row, columns] = program.dtypes();
+    tasks::<T>(call, |task| {
+        Scratch::with(|scratch| work.task(task, scratch))
+    })
+}
+
+/// What a call gives, of tasks that are done by `one`.
+fn tasks<T: Float>(
+    call: &RowProgramCall,
+    one: impl Fn(&mut Task<'_>) -> Result<()> + Sync,
+) -> Result<Buffers> {
+    let (rows, n) = (call.shape[0], call.shape[1]);
+    let [each, per_row, columns] = call.program.dtypes();
     let memory =
         |count: usize| move |dtype: &DType| Memory::new(count.saturating_mul(dtype.size()));
     let mut of_each = (each.iter().map(memory(rows * n))).collect::<Result<SmallVec<[_; 2]>>>()?;
@@ -146,7 +170,6 @@ fn run<T: Float>(call: &RowProgramCall) -> Result<Buffers> {
         }
         tasks.push(task);
     }
-    let one = |task: &mut Task<'_>| Scratch::with(|scratch| work.task(task, scratch));
     parallel::try_each(rows * n, tasks.iter_mut(), |_, task| one(task))?;
     // Parts are added in the order of their rows.
     let mut sums = vec![0.0; columns.len() * n];

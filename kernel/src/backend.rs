@@ -18,6 +18,7 @@ mod fused;
 mod index;
 mod kernel;
 mod list;
+mod norm_gradient;
 mod product;
 mod row_program;
 mod work;
@@ -32,6 +33,7 @@ pub use index::{
 };
 pub use kernel::{Effects, Kernel, OutputTypes};
 pub use list::{List, Operands, Steps, Wanted};
+pub use norm_gradient::{NormGradient, NormPosition};
 pub use product::{Addend, ConvCall, GroupedCall, GroupedOp, MatmulCall};
 pub use row_program::{RowArgs, RowBuilder, RowFold, RowProgram, RowProgramCall};
 pub use work::Work;

@@ -245,3 +245,34 @@ fn a_row_that_shares_a_block_has_the_bits_that_it_has_alone() {
         assert_eq!(run(0..rows), alone, "rows of {n}");
     }
 }
+
+#[test]
+fn a_gradient_of_a_norm_that_is_compiled_ahead_has_the_bits_of_its_program() {
+    assert_eq!(norm::ALL.len(), 38);
+    for (program, which) in norm::ALL.iter() {
+        for (rows, n) in [(1, 64), (3, 2500), (700, 50)] {
+            let elements = |seed| {
+                let mut values = random(rows * n, seed, false);
+                values[n / 2] = [0.0, f64::INFINITY, -0.0, f64::NAN][seed as usize % 4];
+                dense_view(&values, DType::F32, [rows, n])
+            };
+            let weight = spread(&random(n, 3, false), DType::F32, [rows, n], 0);
+            let mut inputs = vec![elements(0), elements(2)];
+            inputs.extend(which.weight.map(|_| weight));
+            inputs.extend(which.beside.map(|_| elements(5)));
+            let inputs: Vec<&View> = inputs.iter().collect();
+            let params = [1.0 / n as f64, 1e-5];
+            let call = call(Arc::new(program.clone()), [rows, n], &inputs, &params);
+            assert!(Norm::of(&call).expect("of this backend").is_some());
+            let both = [run::<f32>(&call), interpreted::<f32>(&call)];
+            let [got, expected] = both.map(|made| {
+                let made = made.expect("runs");
+                let values = made.iter().flat_map(|made| read(made, DType::F32));
+                // The sign of zero counts, the bits of a NaN do not.
+                let bits = |x: f64| if x.is_nan() { u64::MAX } else { x.to_bits() };
+                values.map(bits).collect::<Vec<u64>>()
+            });
+            assert!(got == expected, "{which:?} of {rows} rows of {n}");
+        }
+    }
+}

@@ -27,6 +27,7 @@ pub trait Value:
     fn exp(self) -> Self;
     fn erf(self) -> Self;
     fn sqrt(self) -> Self;
+    fn rsqrt(self) -> Self;
     /// The larger; NaN if either is.
     fn max(self, other: Self) -> Self;
     /// The smaller; NaN if either is.
@@ -47,6 +48,9 @@ impl Value for Val<'_> {
     }
     fn sqrt(self) -> Self {
         Val::sqrt(self)
+    }
+    fn rsqrt(self) -> Self {
+        Val::rsqrt(self)
     }
     fn max(self, other: Self) -> Self {
         Val::max(self, other)
