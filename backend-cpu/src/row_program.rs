@@ -24,8 +24,9 @@ use norm::Norm;
 use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
 
-/// At most so many partial sums of a column: each has memory for all columns.
-const COLUMN_PARTS: usize = 64;
+/// At most so many partial sums of a column, each of at least so many rows: each has memory for all
+/// columns.
+const COLUMN_PARTS: [usize; 2] = [64, 16];
 
 /// Shorter rows are left to be composed: a part that starts for every row costs more than passes
 /// over all of them.
@@ -149,7 +150,8 @@ fn tasks<T: Float>(
     // Cut by sizes alone, so that sums of columns do not depend on the number of threads.
     let mut group = (parallel::CHUNK / n).max(1);
     if !columns.is_empty() {
-        group = group.max(rows.div_ceil(COLUMN_PARTS));
+        let [most, least] = COLUMN_PARTS;
+        group = group.max(rows.div_ceil(most)).max(least);
     }
     let (mut rest_each, mut rest_rows) = (slices(&mut of_each), slices(&mut of_rows));
     let mut tasks = Vec::with_capacity(rows.div_ceil(group));
