@@ -41,7 +41,7 @@ fn other_parts(of: usize) -> Vec<Child> {
     let start = |own: usize| {
         let program = std::env::current_exe().expect("this program has a path");
         Command::new(program)
-            .args([EVERY_OP, "--exact"])
+            .arg(EVERY_OP)
             .env("ANYMESH_PART", format!("{own}/{of}"))
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -64,7 +64,8 @@ fn every_op_on_the_device_equals_the_oracle(device: &Device) {
         let made = other.wait_with_output().expect("it ends");
         let [out, err] = [&made.stdout, &made.stderr].map(|text| String::from_utf8_lossy(text));
         println!("{out}");
-        assert!(made.status.success(), "a part of the cases failed: {err}");
+        let passed = made.status.success() && out.contains("1 passed; 0 failed");
+        assert!(passed, "a part of the cases failed, or did not run: {err}");
     }
     assert!(held, "cases failed");
 }
