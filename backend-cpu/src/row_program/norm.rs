@@ -10,16 +10,16 @@ use crate::{
     simd::vectorized,
 };
 use anymesh_kernel::{
-    DType, Result, View,
+    DType, Mixed, Result, View,
     backend::{NormGradient, NormPosition, RowProgram, RowProgramCall},
 };
-use std::{collections::HashMap, ops::Range, sync::LazyLock};
+use std::{ops::Range, sync::LazyLock};
 
 type Position = NormPosition<Number<false>>;
 
 /// Those of `f32`, by their programs.
-pub(super) static ALL: LazyLock<HashMap<RowProgram, NormGradient>> = LazyLock::new(|| {
-    let mut all = HashMap::new();
+pub(super) static ALL: LazyLock<Mixed<RowProgram, NormGradient>> = LazyLock::new(|| {
+    let mut all = Mixed::default();
     for bits in 0..1 << 7 {
         let is = |bit: u32| bits >> bit & 1 == 1;
         let dtype = |bit| is(bit).then_some(DType::F32);
