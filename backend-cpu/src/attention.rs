@@ -1,5 +1,5 @@
-//! Attention and its gradient, over tiles of query rows. Softmax statistics are in `f64`; products
-//! are those of `matmul`.
+//! Attention and its gradient, over tiles of query rows. Sums of weights are in `f64`; products are
+//! those of `matmul`, with keys and values packed once for all tiles of a head.
 
 mod backward;
 mod documents;
@@ -8,24 +8,28 @@ mod rows;
 pub(crate) use backward::attention_backward;
 
 use crate::{
-    fold::lanes,
-    matmul::{Matrix, gemm},
-    memory::{Memory, stored, typed},
+    element::Held,
+    fastmath::Shifted,
+    matmul::Matrix,
+    memory::{Memory, stored},
     parallel,
+    product::{Packed, whole},
     scalar::{self, Float},
-    simd::{Kernel, dispatch, fused_or_not, vectorized},
+    simd::{Kernel, dispatch, fused_or_not},
 };
 use anymesh_kernel::{
     Buffer, DType, Error, Kind, Result,
     backend::{AttentionCall, AttentionOrder},
 };
 use documents::{Documents, Seen};
-use gemm::Parallelism;
-use rows::{Rows, in_positions};
+use rows::{Places, Rows, in_positions};
 use std::ops::Range;
 
 /// Scores that are held at a time by one thread.
 const SCORES: usize = 1 << 17;
+
+/// Query rows of the tallest tile.
+const TALLEST: usize = 128;
 
 /// From one row of scores to the next: rows that are a power of two apart push each other out of
 /// the cache.
@@ -73,13 +77,12 @@ impl<'a, T: Float> Problem<'a, T> {
         })
     }
 
-    /// Query rows of a tile. A short one computes fewer scores that nobody sees, a tall one packs
-    /// keys less often.
+    /// Query rows of a tile. A short one computes fewer scores that nobody sees.
     fn tile(&self) -> usize {
         let most = if self.causal && self.t <= 512 {
-            64
+            TALLEST / 2
         } else {
-            128
+            TALLEST
         };
         (SCORES / self.t).clamp(1, self.s.min(most))
     }
@@ -103,11 +106,14 @@ impl<'a, T: Float> Problem<'a, T> {
         head / self.q.heads
     }
 
-    /// The keys that a tile of queries has to do with.
+    /// The keys that a tile of queries has to do with, from one on with which products may begin.
     fn keys_of(&self, head: usize, queries: Range<usize>) -> Range<usize> {
         let end = self.visible(queries.end - 1);
         match &self.documents {
-            Some(documents) => documents.keys_of(self.batch(head), queries, end),
+            Some(documents) => {
+                let keys = documents.keys_of(self.batch(head), queries, end);
+                whole(keys.start)..keys.end
+            }
             None => 0..end,
         }
     }
@@ -121,32 +127,13 @@ impl<'a, T: Float> Problem<'a, T> {
         }
     }
 
-    /// The keys and the values that a query head sees, from `first` on.
-    fn keys(&self, head: usize, first: usize) -> Matrix<'_, T> {
-        self.k.matrix(head / self.group, first)
+    /// The keys and the values that a query head sees.
+    fn keys(&self, head: usize) -> Matrix<'_, T> {
+        self.k.matrix(head / self.group, 0)
     }
 
-    fn values(&self, head: usize, first: usize) -> Matrix<'_, T> {
-        self.v.matrix(head / self.group, first)
-    }
-
-    /// `q k^T` of a tile, for some keys.
-    fn scores(
-        &self,
-        head: usize,
-        first: usize,
-        count: usize,
-        keys: &Range<usize>,
-        out: &mut [T],
-    ) -> Result<()> {
-        gemm(
-            (out, padded(keys.len())),
-            [count, keys.len(), self.d],
-            self.q.matrix(head, first),
-            self.keys(head, keys.start).t(),
-            false,
-            Parallelism::None,
-        )
+    fn values(&self, head: usize) -> Matrix<'_, T> {
+        self.v.matrix(head / self.group, 0)
     }
 }
 
@@ -167,26 +154,39 @@ fn not_a_float(dtype: DType) -> Error {
     }
 }
 
-/// Whether tasks that have all heads of a part of a batch are enough for all threads. Where they are
-/// not, tasks have one head each, and results are brought into another order afterwards.
+/// Whether so many tasks are enough for all threads.
 fn enough(tasks: usize) -> bool {
     tasks >= 4 * rayon::current_num_threads()
 }
 
 fn forward<T: Float>(call: &AttentionCall) -> Result<(Buffer, Buffer)> {
     let p = Problem::<T>::new(call)?;
-    let tiles = p.s.div_ceil(p.tile());
     let by_position = call.order != AttentionOrder::Heads;
-    let direct = by_position && enough(p.heads / p.q.heads * tiles);
+    // Tasks are texts with all their heads, whose results are neighbours. Where these are not enough,
+    // they have one head each, or some tiles of it, and results are brought into order afterwards.
+    let direct = by_position && enough(p.heads / p.q.heads);
+    let together = if direct { p.q.heads } else { 1 };
+    let parts = (8 * rayon::current_num_threads()).div_ceil(p.heads);
+    let rows = match enough(p.heads) {
+        true => p.s,
+        false => p.s.div_ceil(parts).next_multiple_of(p.tile()),
+    };
     let mut lse = Memory::elements::<T>(p.heads * p.s)?;
     let mut result = Ok(());
     let out = stored(call.q.dtype, p.heads * p.s * p.dv, |out: &mut [T]| {
-        let lse = lse.typed_mut();
-        result = if direct {
-            forward_by_position(&p, out, lse)
-        } else {
-            forward_by_head(&p, out, lse)
-        };
+        let size = together * p.dv;
+        let texts = (out.chunks_mut(p.s * size)).zip(lse.typed_mut().chunks_mut(together * p.s));
+        let tasks = texts.enumerate().flat_map(|(text, (out, lse))| {
+            let heads = text * together..(text + 1) * together;
+            (out.chunks_mut(rows * size)
+                .zip(lse.chunks_mut(rows * together)))
+            .enumerate()
+            .map(move |(i, (out, lse))| (heads.clone(), i * rows, out, lse))
+        });
+        result = parallel::try_each(p.work(), tasks, |_, (heads, first, out, lse)| {
+            let places = Places::by_position(0, together, p.dv);
+            forward_heads(&p, heads, first, (out, places), lse)
+        });
     })?;
     result?;
     let out = match by_position && !direct {
@@ -196,156 +196,176 @@ fn forward<T: Float>(call: &AttentionCall) -> Result<(Buffer, Buffer)> {
     Ok((out.buffer(), lse.buffer()))
 }
 
-/// Tasks are tiles of one head.
-fn forward_by_head<T: Float>(p: &Problem<'_, T>, out: &mut [T], lse: &mut [T]) -> Result<()> {
-    let (tile, size) = (p.tile(), p.dv);
-    let heads = out.chunks_mut(p.s * size).zip(lse.chunks_mut(p.s));
-    let tiles = heads.enumerate().flat_map(|(head, (out, lse))| {
-        (out.chunks_mut(tile * size).zip(lse.chunks_mut(tile)))
-            .enumerate()
-            .map(move |(i, (out, lse))| (head, i * tile, out, lse))
-    });
-    parallel::try_each(p.work(), tiles, |_, (head, first, out, lse)| {
-        forward_tile(p, head, first, (out, size), lse)
-    })
-}
-
-/// Tasks are tiles of all heads of a text, whose results are neighbours.
-fn forward_by_position<T: Float>(p: &Problem<'_, T>, out: &mut [T], lse: &mut [T]) -> Result<()> {
-    let (tile, heads) = (p.tile(), p.q.heads);
-    let row = heads * p.dv;
-    // In the order of tasks at first: of each tile one head after the other.
-    let mut sums = Memory::elements::<T>(lse.len())?;
-    let texts = (out.chunks_mut(p.s * row)).zip(sums.typed_mut::<T>().chunks_mut(heads * p.s));
-    let tiles = texts.enumerate().flat_map(|(text, (out, sums))| {
-        (out.chunks_mut(tile * row)
-            .zip(sums.chunks_mut(tile * heads)))
-        .enumerate()
-        .map(move |(i, (out, sums))| (text, i * tile, out, sums))
-    });
-    parallel::try_each(p.work(), tiles, |_, (text, first, out, sums)| {
-        let count = sums.len() / heads;
-        for (head, sums) in sums.chunks_mut(count).enumerate() {
-            let out = &mut out[head * p.dv..];
-            forward_tile(p, text * heads + head, first, (out, row), sums)?;
-        }
-        Ok(())
-    })?;
-    let sums: &[T] = typed(sums.bytes());
-    for (lse, sums) in lse.chunks_mut(heads * p.s).zip(sums.chunks(heads * p.s)) {
-        for (i, sums) in sums.chunks(tile * heads).enumerate() {
-            let count = sums.len() / heads;
-            for (head, sums) in sums.chunks(count).enumerate() {
-                lse[head * p.s + i * tile..][..count].copy_from_slice(sums);
-            }
+/// Some queries, from `first` on, of some heads.
+fn forward_heads<T: Float>(
+    p: &Problem<'_, T>,
+    heads: Range<usize>,
+    first: usize,
+    (out, places): (&mut [T], Places),
+    lse: &mut [T],
+) -> Result<()> {
+    let count = lse.len() / heads.len();
+    let (end, tile) = (p.visible(first + count - 1), p.tile());
+    let mut keys = Packed::new(p.d, end, count)?;
+    let mut values = Packed::new(end, p.dv, count)?;
+    let mut memory = Memory::elements::<T>(tile.min(count) * padded(end))?;
+    for (j, (head, lse)) in heads.zip(lse.chunks_mut(count)).enumerate() {
+        keys.pack(p.keys(head).t());
+        values.pack(p.values(head));
+        for (i, lse) in lse.chunks_mut(tile).enumerate() {
+            let out = (&mut out[places.at(j, i * tile)..], places.row);
+            let scores = memory.typed_mut();
+            forward_tile(
+                p,
+                head,
+                first + i * tile,
+                [&keys, &values],
+                scores,
+                out,
+                lse,
+            )?;
         }
     }
     Ok(())
-}
-
-/// `exp(x * scale - top)` in place, and their sum.
-struct Exps<'a, T>(&'a mut [T], f64, f64);
-
-impl<T: Float> Kernel for Exps<'_, T> {
-    fused_or_not!(f64);
-}
-
-impl<T: Float> Exps<'_, T> {
-    #[inline(always)]
-    fn body<const FUSED: bool>(self) -> f64 {
-        let Exps(values, scale, top) = self;
-        let mut sums = [0.0; LANES];
-        let (blocks, rest) = values.as_chunks_mut::<LANES>();
-        for block in blocks {
-            for (x, sum) in block.iter_mut().zip(&mut sums) {
-                *x = T::narrow(T::exp_wide::<FUSED>(x.wide() * scale - top));
-                *sum += x.wide();
-            }
-        }
-        for (x, sum) in rest.iter_mut().zip(&mut sums) {
-            *x = T::narrow(T::exp_wide::<FUSED>(x.wide() * scale - top));
-            *sum += x.wide();
-        }
-        total(sums)
-    }
-}
-
-/// Sums and products that are made side by side.
-const LANES: usize = 16;
-
-/// The sum of all lanes.
-#[inline(always)]
-fn total(mut lanes: [f64; LANES]) -> f64 {
-    let mut width = LANES / 2;
-    while width > 0 {
-        for i in 0..width {
-            lanes[i] += lanes[i + width];
-        }
-        width /= 2;
-    }
-    lanes[0]
-}
-
-/// The largest score of a row, scaled; NaN if there is one.
-fn top<T: Float>(scores: &[T], scale: f64) -> f64 {
-    if scale > 0.0 {
-        // Scaling keeps the order, so that only the largest needs it.
-        return lanes(scores, T::LOWEST, scalar::max, scalar::max).wide() * scale;
-    }
-    lanes(
-        scores,
-        f64::NEG_INFINITY,
-        |top, x| scalar::max(top, x.wide() * scale),
-        scalar::max,
-    )
 }
 
 fn forward_tile<T: Float>(
     p: &Problem<'_, T>,
     head: usize,
     first: usize,
+    [keys, values]: [&Packed<T>; 2],
+    scores: &mut [T],
     (out, out_step): (&mut [T], usize),
     lse: &mut [T],
 ) -> Result<()> {
     let count = lse.len();
-    let keys = p.keys_of(head, first..first + count);
+    let seen = p.keys_of(head, first..first + count);
     lse.fill(T::LOWEST);
-    if keys.is_empty() {
+    if seen.is_empty() {
         for row in out.chunks_mut(out_step).take(count) {
             row[..p.dv].fill(T::default());
         }
         return Ok(());
     }
-    let step = padded(keys.len());
-    let mut memory = Memory::elements::<T>(count * step)?;
-    let scores: &mut [T] = memory.typed_mut();
-    p.scores(head, first, count, &keys, scores)?;
-    for (i, (row, lse)) in scores.chunks_mut(step).zip(lse).enumerate() {
-        let seen = p.seen(head, first + i, &keys);
-        seen.of([&mut row[..keys.len()]], |[seen]| {
-            *lse = softened(seen, p.scale);
-        });
-    }
-    gemm(
-        (out, out_step),
-        [count, p.dv, keys.len()],
-        Matrix::dense(&*scores, step),
-        p.values(head, keys.start),
+    let (len, step) = (seen.len(), padded(seen.len()));
+    let scores = &mut scores[..count * step];
+    keys.product(
+        (scores, step),
+        count,
+        p.q.matrix(head, first),
+        p.keys(head).t(),
+        (0..p.d, seen.clone()),
         false,
-        Parallelism::None,
-    )
+    )?;
+    let mut factors = [T::default(); TALLEST];
+    for (i, ((row, lse), factor)) in (scores.chunks_mut(step).zip(lse))
+        .zip(&mut factors)
+        .enumerate()
+    {
+        p.seen(head, first + i, &seen)
+            .of([&mut row[..len]], |[row]| {
+                let (top, sum) = dispatch(Weights(row, p.scale));
+                *factor = T::narrow(1.0 / sum);
+                *lse = T::narrow(top + sum.ln());
+            });
+    }
+    values.product(
+        (out, out_step),
+        count,
+        Matrix::dense(scores, step),
+        p.values(head),
+        (seen, 0..p.dv),
+        false,
+    )?;
+    let factors = &factors[..count];
+    dispatch(Scaled(out, out_step, p.dv, factors));
+    Ok(())
 }
 
-/// The weights of scores in their place, and the log-sum-exp.
-fn softened<T: Float>(seen: &mut [T], scale: f64) -> T {
-    let top = top(seen, scale);
-    let sum = dispatch(Exps(&mut *seen, scale, top));
-    let factor = 1.0 / sum;
-    vectorized(|| {
-        seen.iter_mut()
-            .for_each(|x| *x = T::narrow(x.wide() * factor))
-    });
-    T::narrow(top + sum.ln())
+/// Sums and products that are made side by side.
+const LANES: usize = 16;
+
+/// All lanes as one, by halves.
+#[inline(always)]
+fn joined<T: Copy>(mut lanes: [T; LANES], join: impl Fn(T, T) -> T) -> T {
+    let mut width = LANES / 2;
+    while width > 0 {
+        for i in 0..width {
+            lanes[i] = join(lanes[i], lanes[i + width]);
+        }
+        width /= 2;
+    }
+    lanes[0]
+}
+
+/// The sum of all lanes.
+#[inline(always)]
+fn total(lanes: [f64; LANES]) -> f64 {
+    joined(lanes, |a, b| a + b)
+}
+
+/// Scores of a row become weights, of which the largest is one: the largest score, scaled, and the sum
+/// of all weights.
+struct Weights<'a, T>(&'a mut [T], f64);
+
+impl<T: Float> Kernel for Weights<'_, T> {
+    fused_or_not!((f64, f64));
+}
+
+impl<T: Float> Weights<'_, T> {
+    #[inline(always)]
+    fn body<const FUSED: bool>(self) -> (f64, f64) {
+        let Weights(row, scale) = self;
+        let (blocks, rest) = row.as_chunks_mut::<LANES>();
+        // Scaling keeps the order of scores, or turns it.
+        let top = if scale > 0.0 {
+            largest(&*blocks, rest, |x| x).wide() * scale
+        } else {
+            largest(&*blocks, rest, |x| x.wide() * scale)
+        };
+        let by = Shifted::new(scale, top);
+        let mut sums = [0.0; LANES];
+        for block in blocks {
+            for (x, sum) in block.iter_mut().zip(&mut sums) {
+                *x = x.exp_shifted::<FUSED>(by);
+                *sum += x.wide();
+            }
+        }
+        for (x, sum) in rest.iter_mut().zip(&mut sums) {
+            *x = x.exp_shifted::<FUSED>(by);
+            *sum += x.wide();
+        }
+        (top, total(sums))
+    }
+}
+
+/// The largest of what is made of a row; NaN if there is one.
+#[inline(always)]
+fn largest<T: Copy, U: Held>(blocks: &[[T; LANES]], rest: &[T], of: impl Fn(T) -> U) -> U {
+    let mut tops = [U::LOWEST; LANES];
+    for block in blocks {
+        for (top, x) in tops.iter_mut().zip(block) {
+            *top = scalar::max(*top, of(*x));
+        }
+    }
+    for (top, x) in tops.iter_mut().zip(rest) {
+        *top = scalar::max(*top, of(*x));
+    }
+    joined(tops, scalar::max)
+}
+
+/// Rows of so many elements, so far apart, each times its factor.
+struct Scaled<'a, T>(&'a mut [T], usize, usize, &'a [T]);
+
+impl<T: Float> Kernel for Scaled<'_, T> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let Scaled(data, step, size, factors) = self;
+        for (row, factor) in data.chunks_mut(step).zip(factors) {
+            row[..size].iter_mut().for_each(|x| *x = *x * *factor);
+        }
+    }
 }
 
 #[cfg(test)]

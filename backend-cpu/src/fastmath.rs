@@ -69,6 +69,65 @@ pub(crate) fn exp<const FUSED: bool>(x: f64) -> f64 {
     plus::<FUSED>(scale, rest, scale)
 }
 
+/// `exp(x * scale - base)` of many `x`, where it is no more than about one.
+#[derive(Clone, Copy)]
+pub(crate) struct Shifted {
+    scale: f64,
+    base: f64,
+    /// To base 2, in two parts each, so that nothing is lost where scores and base are large and nearly
+    /// the same.
+    scale2: [f32; 2],
+    base2: [f32; 2],
+}
+
+impl Shifted {
+    pub(crate) fn new(scale: f64, base: f64) -> Self {
+        let split = |x: f64| {
+            let high = (x * LOG2_E) as f32;
+            [high, (x * LOG2_E - f64::from(high)) as f32]
+        };
+        Self {
+            scale,
+            base,
+            scale2: split(scale),
+            base2: split(base),
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn exp64(self, x: f64) -> f64 {
+        (x * self.scale - self.base).exp()
+    }
+
+    /// In `f32` where products and sums are fused, to within the last place of `1 + |power|` of itself:
+    /// an `f32` cannot hold the power any closer. What is less than the least normal number is zero.
+    #[inline(always)]
+    pub(crate) fn exp32<const FUSED: bool>(self, x: f32) -> f32 {
+        /// As its namesake in `f64`.
+        const ROUND: f32 = 12_582_912.0;
+        if !FUSED {
+            return exp::<FUSED>(f64::from(x) * self.scale - self.base) as f32;
+        }
+        let ([scale, scale_rest], [base, base_rest]) = (self.scale2, self.base2);
+        let product = x * scale;
+        let rest = x.mul_add(scale_rest, x.mul_add(scale, -product) - base_rest);
+        let power = product - base;
+        let power = if power > 127.0 { 127.0 } else { power };
+        let rounded = power + ROUND;
+        let f = (power - (rounded - ROUND)) + rest;
+        // `(2^f - 1) / f`, interpolated at Chebyshev points of [-1/2, 1/2].
+        let series = 0.000_154_532_62_f32
+            .mul_add(f, 0.001_339_097_8)
+            .mul_add(f, 0.009_618_082)
+            .mul_add(f, 0.055_503_57)
+            .mul_add(f, 0.240_226_5)
+            .mul_add(f, 0.693_147_2);
+        let result =
+            series.mul_add(f, 1.0) * f32::from_bits(rounded.to_bits().wrapping_add(127) << 23);
+        if power < -126.0 { 0.0 } else { result }
+    }
+}
+
 #[inline(always)]
 pub(crate) fn exp2<const FUSED: bool>(x: f64) -> f64 {
     exp::<FUSED>(x * LN_2)
@@ -347,6 +406,34 @@ mod tests {
                     .chain(around(10.0))
                     .chain(around(TRIG_LIMIT)),
             );
+        }
+    }
+
+    /// Of scores and bases that are both small or both large, and of what has no score or too low a one.
+    #[test]
+    fn shifted_exponentials_are_as_exact_as_their_type() {
+        for (scale, base) in [(1.0, 0.0), (0.125, -3.7), (0.3, 20.25), (7.5, 3.1e4)] {
+            let by = Shifted::new(scale, base);
+            for i in 0..200_000 {
+                let x = ((base - f64::from(i) * 1e-3) / scale) as f32;
+                let exact = (f64::from(x) * scale - base).exp();
+                for got in [by.exp32::<true>(x), by.exp32::<false>(x)] {
+                    let error = (f64::from(got) - exact).abs();
+                    let least = f64::from(f32::MIN_POSITIVE);
+                    let bound = exact * 1.2e-7 * (1.0 + exact.log2().abs() / 2.0);
+                    assert!(
+                        error <= bound.max(1.001 * least),
+                        "exp({x} * {scale} - {base}): {got} and {exact}"
+                    );
+                }
+            }
+            for got in [
+                by.exp32::<true>(f32::NEG_INFINITY),
+                by.exp32::<true>(f32::MIN),
+            ] {
+                assert_eq!(got, 0.0);
+            }
+            assert!(by.exp32::<true>(f32::NAN).is_nan());
         }
     }
 }

@@ -41,8 +41,17 @@ impl<'a, T> Matrix<'a, T> {
         }
     }
 
+    /// What begins at this row and column.
+    pub(crate) fn from(self, row: usize, column: usize) -> Self {
+        let by = row as isize * self.rows + column as isize * self.cols;
+        Self {
+            start: self.start.wrapping_add_signed(by),
+            ..self
+        }
+    }
+
     /// Whether all of an `m` by `n` matrix lies inside the slice.
-    fn fits(&self, m: usize, n: usize) -> bool {
+    pub(crate) fn fits(&self, m: usize, n: usize) -> bool {
         let (down, across) = ((m as isize - 1) * self.rows, (n as isize - 1) * self.cols);
         let start = self.start as isize;
         start + down.min(0) + across.min(0) >= 0

@@ -171,6 +171,10 @@ impl Memory {
         bytemuck::cast_slice_mut(self.bytes_mut())
     }
 
+    pub(crate) fn typed<T: AnyBitPattern>(&self) -> &[T] {
+        typed(self.bytes())
+    }
+
     pub(crate) fn buffer(self) -> Buffer {
         let bytes = self.len;
         Buffer::new(self, bytes)

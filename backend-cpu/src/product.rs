@@ -6,10 +6,12 @@
 //! alone and among others.
 
 mod pack;
+mod packed;
 mod tile;
 mod turned;
 mod wide;
 
+pub(crate) use packed::{Packed, whole};
 pub(crate) use tile::HasTiles;
 
 use crate::{matmul::Matrix, memory::Memory, parallel, scalar::Float};
@@ -100,8 +102,8 @@ struct Product<'a, T: 'static> {
 
 /// Panels of the right operand: full ones, and one for the columns that are left.
 enum Right<'a, T> {
-    /// All are packed, one after the other.
-    Packed(&'a [T]),
+    /// All are packed, one after the other, of so many rows each.
+    Packed(&'a [T], usize),
     /// Full ones lie where they are, in rows that are `step` apart; the last is packed.
     InPlace {
         data: &'a [T],
@@ -117,7 +119,7 @@ impl<T: Float> Product<'_, T> {
     fn panel(&self, j: usize, depth: usize) -> (&[T], usize) {
         let width = self.tiles.columns;
         match self.right {
-            Right::Packed(all) => (&all[(j * self.depth + depth) * width..], width),
+            Right::Packed(all, rows) => (&all[(j * rows + depth) * width..], width),
             Right::InPlace { last, .. } if (j + 1) * width > self.columns => {
                 (&last[depth * width..], width)
             }
@@ -386,7 +388,7 @@ fn by_tiles<T: Float>(
                         last: memory,
                     }
                 } else {
-                    Right::Packed(memory)
+                    Right::Packed(memory, k)
                 },
                 out: Out {
                     first: out.wrapping_add(at),

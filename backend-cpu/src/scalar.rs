@@ -3,7 +3,7 @@
 
 use crate::{
     element::{Held, Stored},
-    fastmath,
+    fastmath::{self, Shifted},
     product::HasTiles,
 };
 
@@ -33,18 +33,25 @@ pub(crate) trait Float:
     fn is_infinite(self) -> bool;
     /// `exp` in `f64`, as exact as a result of this type needs; see `fastmath` for `FUSED`.
     fn exp_wide<const FUSED: bool>(x: f64) -> f64;
+    /// `exp(self * scale - base)`; see [`Shifted`] for how exact.
+    fn exp_shifted<const FUSED: bool>(self, by: Shifted) -> Self;
     /// Whether fast `f64` functions are exact enough, see `fastmath`.
     const FAST: bool;
 }
 
 macro_rules! float {
-    ($($t:ty, $fast:expr);*) => {$(
+    ($($t:ty, $fast:expr, |$x:ident, $by:ident| $shifted:expr);*) => {$(
         impl Float for $t {
             const ONE: Self = 1.0;
             const FAST: bool = $fast;
             #[inline(always)]
             fn exp_wide<const FUSED: bool>(x: f64) -> f64 {
                 if $fast { fastmath::exp::<FUSED>(x) } else { x.exp() }
+            }
+            #[inline(always)]
+            fn exp_shifted<const FUSED: bool>(self, $by: Shifted) -> Self {
+                let $x = self;
+                $shifted
             }
             #[inline(always)]
             fn wide(self) -> f64 {
@@ -97,7 +104,10 @@ macro_rules! float {
         }
     )*};
 }
-float!(f32, true; f64, false);
+float!(
+    f32, true, |x, by| by.exp32::<FUSED>(x);
+    f64, false, |x, by| by.exp64(x)
+);
 
 #[inline(always)]
 pub(crate) fn sign<T: Float>(x: T) -> T {

@@ -6,10 +6,12 @@ use super::{
     total,
 };
 use crate::{
+    fastmath::Shifted,
     grid::dense,
     matmul::{Matrix, gemm},
     memory::{Dense, Memory, stored},
     parallel,
+    product::Packed,
     scalar::Float,
     simd::{Kernel, dispatch, fused_or_not},
 };
@@ -126,26 +128,21 @@ fn backward_packed<T: Float>(
 }
 
 /// The products of two rows, added up.
-struct Dot<'a, T>(&'a [T], &'a [T]);
-
-impl<T: Float> Kernel for Dot<'_, T> {
-    type Out = f64;
-    #[inline(always)]
-    fn run(self) -> f64 {
-        let mut sums = [0.0; LANES];
-        let ((a, a_rest), (b, b_rest)) = (self.0.as_chunks(), self.1.as_chunks());
-        for (a, b) in a.iter().zip(b) {
-            let a: &[T; LANES] = a;
-            let b: &[T; LANES] = b;
-            for i in 0..LANES {
-                sums[i] += a[i].wide() * b[i].wide();
-            }
+#[inline(always)]
+fn dot<T: Float>(a: &[T], b: &[T]) -> f64 {
+    let mut sums = [0.0; LANES];
+    let ((a, a_rest), (b, b_rest)) = (a.as_chunks(), b.as_chunks());
+    for (a, b) in a.iter().zip(b) {
+        let a: &[T; LANES] = a;
+        let b: &[T; LANES] = b;
+        for i in 0..LANES {
+            sums[i] += a[i].wide() * b[i].wide();
         }
-        for ((a, b), sum) in a_rest.iter().zip(b_rest).zip(&mut sums) {
-            *sum += a.wide() * b.wide();
-        }
-        total(sums)
     }
+    for ((a, b), sum) in a_rest.iter().zip(b_rest).zip(&mut sums) {
+        *sum += a.wide() * b.wide();
+    }
+    total(sums)
 }
 
 /// Of a row: the softmax weights in place of the scores, and the gradients of the scores in place
@@ -155,8 +152,9 @@ struct WeightsAndGradients<'a, T> {
     grads: &'a mut [T],
     scale: f64,
     lse: f64,
-    /// The output times its gradient.
-    shared: f64,
+    /// The output, and its gradient.
+    out: &'a [T],
+    out_grad: &'a [T],
 }
 
 impl<T: Float> Kernel for WeightsAndGradients<'_, T> {
@@ -166,10 +164,12 @@ impl<T: Float> Kernel for WeightsAndGradients<'_, T> {
 impl<T: Float> WeightsAndGradients<'_, T> {
     #[inline(always)]
     fn body<const FUSED: bool>(self) {
+        let shared = T::narrow(dot(self.out, self.out_grad));
+        let (by, scale) = (Shifted::new(self.scale, self.lse), T::narrow(self.scale));
         for (w, g) in self.weights.iter_mut().zip(self.grads) {
-            let weight = T::exp_wide::<FUSED>(w.wide() * self.scale - self.lse);
-            *w = T::narrow(weight);
-            *g = T::narrow(weight * (g.wide() - self.shared) * self.scale);
+            let weight = w.exp_shifted::<FUSED>(by);
+            *w = weight;
+            *g = weight * (*g - shared) * scale;
         }
     }
 }
@@ -199,56 +199,63 @@ fn backward_head<T: Float>(
     [(dq, dq_at), (dk, dk_at), (dv, dv_at)]: [(usize, Places); 3],
 ) -> Result<()> {
     let tile = p.tile();
-    for i in 0..p.t {
-        out[dk][dk_at.at(0, i)..][..p.d].fill(T::default());
-        out[dv][dv_at.at(0, i)..][..p.dv].fill(T::default());
-    }
+    let all = p.group * p.s;
+    let mut keys_turned = Packed::new(p.d, p.t, all)?;
+    let mut values_turned = Packed::new(p.dv, p.t, all)?;
+    let mut keys = Packed::new(p.t, p.d, all)?;
+    let first_head = key_head * p.group;
+    keys_turned.pack(p.keys(first_head).t());
+    values_turned.pack(p.values(first_head).t());
+    keys.pack(p.keys(first_head));
     let mut memory = [
         Memory::elements::<T>(tile * padded(p.t))?,
         Memory::elements::<T>(tile * padded(p.t))?,
     ];
     let [weights, grads] = memory.each_mut().map(|memory| memory.typed_mut::<T>());
-    for j in 0..p.group {
-        let head = key_head * p.group + j;
-        for first in (0..p.s).step_by(tile) {
+    // Whether gradients of keys and values have something to be added to. The last queries come first,
+    // because they see all keys if there are no documents.
+    let mut begun = false;
+    for head in first_head..first_head + p.group {
+        for first in (0..p.s).step_by(tile).rev() {
             let count = tile.min(p.s - first);
-            let keys = p.keys_of(head, first..first + count);
-            let dq_first = dq_at.at(j, first);
-            if keys.is_empty() {
+            let seen = p.keys_of(head, first..first + count);
+            let dq_first = dq_at.at(head - first_head, first);
+            if !begun && seen != (0..p.t) {
+                for i in 0..p.t {
+                    out[dk][dk_at.at(0, i)..][..p.d].fill(T::default());
+                    out[dv][dv_at.at(0, i)..][..p.dv].fill(T::default());
+                }
+                begun = true;
+            }
+            if seen.is_empty() {
                 for row in out[dq][dq_first..].chunks_mut(dq_at.row).take(count) {
                     row[..p.d].fill(T::default());
                 }
                 continue;
             }
-            let grad = saved.grad.matrix(head, first);
-            let (from, len) = (keys.start, keys.len());
+            let (q, grad) = (p.q.matrix(head, first), saved.grad.matrix(head, first));
+            let (from, len) = (seen.start, seen.len());
             let step = padded(len);
             let (weights, grads) = (&mut weights[..count * step], &mut grads[..count * step]);
-            p.scores(head, first, count, &keys, weights)?;
-            gemm(
-                (&mut *grads, step),
-                [count, len, p.dv],
-                grad,
-                p.values(head, from).t(),
-                false,
-                Parallelism::None,
-            )?;
+            let of = (0..p.d, seen.clone());
+            keys_turned.product((weights, step), count, q, p.keys(head).t(), of, false)?;
+            let of = (0..p.dv, seen.clone());
+            values_turned.product((grads, step), count, grad, p.values(head).t(), of, false)?;
             for (i, (weights, grads)) in weights
                 .chunks_mut(step)
                 .zip(grads.chunks_mut(step))
                 .enumerate()
             {
                 let row = first + i;
-                let (weights, grads) = (&mut weights[..len], &mut grads[..len]);
-                let shared = dispatch(Dot(saved.out.row(head, row), saved.grad.row(head, row)));
-                let seen = p.seen(head, row, &keys);
-                seen.of([weights, grads], |[weights, grads]| {
+                let rows = [&mut weights[..len], &mut grads[..len]];
+                p.seen(head, row, &seen).of(rows, |[weights, grads]| {
                     dispatch(WeightsAndGradients {
                         weights,
                         grads,
                         scale: p.scale,
                         lse: saved.lse[head * p.s + row].wide(),
-                        shared,
+                        out: saved.out.row(head, row),
+                        out_grad: saved.grad.row(head, row),
                     });
                 });
             }
@@ -258,25 +265,20 @@ fn backward_head<T: Float>(
                 [len, p.dv, count],
                 weights.t(),
                 grad,
-                true,
+                begun,
                 Parallelism::None,
             )?;
             gemm(
                 (&mut out[dk][dk_at.at(0, from)..], dk_at.row),
                 [len, p.d, count],
                 grads.t(),
-                p.q.matrix(head, first),
-                true,
+                q,
+                begun,
                 Parallelism::None,
             )?;
-            gemm(
-                (&mut out[dq][dq_first..], dq_at.row),
-                [count, p.d, len],
-                grads,
-                p.keys(head, from),
-                false,
-                Parallelism::None,
-            )?;
+            begun = true;
+            let to = (&mut out[dq][dq_first..], dq_at.row);
+            keys.product(to, count, grads, p.keys(head), (seen, 0..p.d), false)?;
         }
     }
     Ok(())
