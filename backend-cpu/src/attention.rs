@@ -212,6 +212,11 @@ fn forward_heads<T: Float>(
     for (j, (head, lse)) in heads.zip(lse.chunks_mut(count)).enumerate() {
         keys.pack(p.keys(head).t());
         values.pack(p.values(head));
+        if head + 1 < p.heads {
+            p.k.fetch((head + 1) / p.group, end);
+            p.v.fetch((head + 1) / p.group, end);
+            p.q.fetch(head + 1, p.s);
+        }
         for (i, lse) in lse.chunks_mut(tile).enumerate() {
             let out = (&mut out[places.at(j, i * tile)..], places.row);
             let scores = memory.typed_mut();

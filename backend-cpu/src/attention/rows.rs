@@ -59,6 +59,13 @@ impl<'a, T: Float> Rows<'a, T> {
         &self.data[at..at + self.columns]
     }
 
+    /// Brings the rows of a head nearer.
+    pub(super) fn fetch(&self, head: usize, rows: usize) {
+        if let (Some(tiles), Some(data)) = (T::tiles(), self.data.get(self.at(head, 0)..)) {
+            tiles.fetch(data, self.strides[2], [rows, self.columns]);
+        }
+    }
+
     /// The rows of a head from `first` on.
     pub(super) fn matrix(&self, head: usize, first: usize) -> Matrix<'_, T> {
         Matrix {
