@@ -205,8 +205,8 @@ fn piece(
         begin = keys;
         last = 0usize;
         #[unroll]
-        for group in 0..comptime!(how.groups) {
-            let at = min(row + comptime!(64 * group), queries - 1usize);
+        for panel in 0..comptime!(how.rows() / 64) {
+            let at = min(row + comptime!(64 * panel), queries - 1usize);
             let own = span_of(buffers, numbers, line / *numbers.index(0usize), at, how);
             if own.first < own.end {
                 begin = min(begin, own.first);
@@ -290,8 +290,7 @@ fn supply(
     gpu_asm!("cp.async.wait_all;");
 }
 
-/// How many keys a thread's two queries see, the least of its warp group's, which begin at `top_row`,
-/// and the most.
+/// How many keys a thread's two queries see, the least of the 64 from `top_row` on, and the most.
 #[cube]
 fn sights(
     top_row: usize,

@@ -1,4 +1,6 @@
 //! Products of NVIDIA's GPUs from Ampere on: a warp multiplies 16 rows, with operands in registers.
+//! Where its warp group has two panels, it has 16 rows of each: what it reads of a tile, which is what
+//! takes longest, is multiplied with both, and the second panel's results follow the first one's.
 //!
 //! 16-bit operands come from shared memory as the instructions want them. Floats of 32 bits are split
 //! into two of 11 bits each, and three of the four products of those are added: what is left out is of
@@ -11,7 +13,8 @@ use anymesh_kernel::DType;
 use cubecl::prelude::*;
 
 /// A product of 16 rows and 8 columns is added to the sums `to`.
-fn product(to: &[String], a: &[&str], b: [&str; 2], kind: &str) -> String {
+fn product(to: &[String], a: &[impl AsRef<str>], b: [&str; 2], kind: &str) -> String {
+    let a: Vec<&str> = a.iter().map(AsRef::as_ref).collect();
     let (to, a, b) = (to.join(", "), a.join(", "), b.join(", "));
     let depth = if kind == "tf32" { 8 } else { 16 };
     format!(
@@ -87,16 +90,25 @@ fn split_products(
     text
 }
 
-/// Products of 16 own rows with a tile's in PTX: results, then where the thread's own row, its row of
-/// the tile, and their chunks begin.
+/// Four registers of each panel of 16-bit rows.
+fn of_panels(how: How) -> Vec<Vec<String>> {
+    (0..how.panels)
+        .map(|panel| (0..4).map(|i| format!("a{}", 4 * panel + i)).collect())
+        .collect()
+}
+
+/// Products of 16 own rows of each panel with a tile's in PTX: results, then where the thread's own
+/// row, its row of the tile, and their chunks begin.
 fn score_text(how: How) -> String {
     if how.dtype == DType::F32 {
         return score_split_text(how);
     }
-    let (count, kind) = (how.scores(), kind(how.dtype));
+    let (count, kind) = (how.panels * how.scores(), kind(how.dtype));
     let sums = registers(0, count);
     let [own, own_chunk, tile, tile_chunk] = [0, 1, 2, 3].map(|i| count + i);
-    let mut text = String::from("{ .reg .b32 a0, a1, a2, a3, b0, b1, b2, b3, p;\n");
+    let left = of_panels(how);
+    let names = left.concat().join(", ");
+    let mut text = format!("{{ .reg .b32 {names}, b0, b1, b2, b3, p;\n");
     for sum in &sums {
         text += &format!("mov.f32 {sum}, 0f00000000;\n");
     }
@@ -104,19 +116,22 @@ fn score_text(how: How) -> String {
         // 16 features further: two chunks along the line, and then the next block of lines.
         let (chunk, block) = (i % 4 * 32, i / 4 * 128);
         let (a, b) = (block * how.rows(), block * how.columns);
-        text += &format!(
-            "xor.b32 p, %{own_chunk}, {chunk}; add.u32 p, p, %{own};\n\
-             ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{a0, a1, a2, a3}}, [p + {a}];\n\
-             xor.b32 p, %{tile_chunk}, {chunk}; add.u32 p, p, %{tile};\n"
-        );
-        for (j, eight) in sums.chunks(8).enumerate() {
+        text += &format!("xor.b32 p, %{own_chunk}, {chunk}; add.u32 p, p, %{own};\n");
+        for (panel, four) in left.iter().enumerate() {
+            let (four, at) = (four.join(", "), a + panel * 64 * 128);
+            text += &format!("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{{four}}}, [p + {at}];\n");
+        }
+        text += &format!("xor.b32 p, %{tile_chunk}, {chunk}; add.u32 p, p, %{tile};\n");
+        for j in 0..how.columns / 16 {
             let at = b + j * 16 * 128;
             text += &format!(
                 "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{b0, b1, b2, b3}}, [p + {at}];\n"
             );
-            let a = ["a0", "a1", "a2", "a3"];
-            text += &product(&eight[..4], &a, ["b0", "b1"], kind);
-            text += &product(&eight[4..], &a, ["b2", "b3"], kind);
+            for (a, sums) in left.iter().zip(sums.chunks(how.scores())) {
+                let eight = &sums[8 * j..8 * j + 8];
+                text += &product(&eight[..4], a, ["b0", "b1"], kind);
+                text += &product(&eight[4..], a, ["b2", "b3"], kind);
+            }
         }
     }
     text + "}"
@@ -191,7 +206,7 @@ pub(super) fn swizzle(line: u32) -> u32 {
 #[cube]
 pub(super) fn score<S: Size>(own: u32, tile: u32, #[comptime] how: How) -> Vector<f32, S> {
     let text = comptime!(score_text(how));
-    // A warp has 16 rows.
+    // A warp has 16 rows of a panel.
     let own = own + UNIT_POS / 32u32 % 4u32 * 2048u32;
     let (own, own_chunk) = lines(own, true, how);
     let (tile, tile_chunk) = lines(tile, false, how);
@@ -211,23 +226,27 @@ fn weigh_text(how: How) -> String {
     if how.dtype == DType::F32 {
         return weigh_split_text(how);
     }
-    let (count, words, kind) = (how.sums(), how.words(), kind(how.dtype));
+    let (count, words) = (how.panels * how.sums(), how.panels * how.words());
+    let kind = kind(how.dtype);
     let sums = registers(0, count);
     let weights = registers(2 * count, words);
     let (tile, tile_chunk) = (2 * count + words, 2 * count + words + 1);
     let mut text = String::from("{ .reg .b32 b0, b1, b2, b3, p;\n");
     text += &moves(count);
-    for (j, eight) in sums.chunks(8).enumerate().take(how.steps) {
+    for j in 0..how.steps {
         let (chunk, block) = (j % 4 * 32, j / 4 * how.columns * 128);
         text += &format!("xor.b32 p, %{tile_chunk}, {chunk}; add.u32 p, p, %{tile};\n");
-        for (i, a) in weights.chunks(4).enumerate() {
+        for i in 0..how.columns / 16 {
             let at = block + i * 16 * 128;
             text += &format!(
                 "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {{b0, b1, b2, b3}}, [p + {at}];\n"
             );
-            let a: Vec<&str> = a.iter().map(String::as_str).collect();
-            text += &product(&eight[..4], &a, ["b0", "b1"], kind);
-            text += &product(&eight[4..], &a, ["b2", "b3"], kind);
+            let panels = sums.chunks(how.sums()).zip(weights.chunks(how.words()));
+            for (sums, weights) in panels {
+                let (eight, a) = (&sums[8 * j..8 * j + 8], &weights[4 * i..4 * i + 4]);
+                text += &product(&eight[..4], a, ["b0", "b1"], kind);
+                text += &product(&eight[4..], a, ["b2", "b3"], kind);
+            }
         }
     }
     text + "}"

@@ -1,7 +1,8 @@
 //! Attention on the tensor cores of NVIDIA's GPUs.
 //!
-//! A warp group has 64 rows: queries, or keys for their gradients; all rows of a cube are of one
-//! head. The other side comes in tiles. Where Hopper's cores multiply on their own, threads that do
+//! A warp group has 64 rows: queries, or keys for their gradients; all rows of a cube are of one head.
+//! Where its warps multiply, it may have two panels of 64 queries: what was read of a tile is then used
+//! for both. The other side comes in tiles. Where Hopper's cores multiply on their own, threads that do
 //! nothing else bring tiles, as far ahead as there is room, and barriers in shared memory say what is
 //! there and what is no longer needed. So warp groups go at their own pace, and while one makes
 //! weights, the tensor cores have work of another; for the result also of the same one. Where warps
@@ -41,6 +42,8 @@ pub(super) struct How {
     blocks: usize,
     /// Steps of 16 features that there are.
     steps: usize,
+    /// Panels of 64 rows that a warp group has.
+    panels: usize,
     /// Warp groups that compute.
     groups: usize,
     /// Threads beside them that bring tiles; where there are none, all do.
@@ -67,8 +70,9 @@ pub(super) struct How {
 /// Where an operand is among the buffers, and its offset and strides among the numbers.
 type Place = (usize, usize);
 
-/// Warp groups that compute, columns of a tile, and cubes that are to share a multiprocessor.
-type Form = (usize, usize, usize);
+/// Panels of rows of a warp group, warp groups that compute, columns of a tile, and cubes that are to
+/// share a multiprocessor.
+type Form = (usize, usize, usize, usize);
 
 impl How {
     /// A launch for `goal`: how many warp groups there are, how wide tiles are and how many cubes
@@ -83,7 +87,7 @@ impl How {
         };
         // What a thread holds of a row is a power of two.
         let blocks = (size * dtype.size()).div_ceil(128).next_power_of_two();
-        let with = |(groups, columns, cubes): Form| {
+        let with = |(panels, groups, columns, cubes): Form| {
             let small = goal != Goal::Result && blocks == 1;
             let supplied = cores == Cores::Wgmma && !small;
             // All that a multiprocessor has; where there is one warp group, the compiler's are enough.
@@ -101,6 +105,7 @@ impl How {
                 documents: None,
                 blocks,
                 steps: size.div_ceil(16),
+                panels,
                 groups,
                 suppliers: if supplied { 128 } else { 0 },
                 registers,
@@ -119,29 +124,36 @@ impl How {
         let mut forms = Self::forms(goal, cores, dtype, blocks)
             .iter()
             .map(|form| with(*form));
-        forms.find(|how| how.shared() <= room)
+        // Two panels take the registers of two cubes: one alone would leave the cores idle.
+        forms.find(|how| {
+            let cubes = if how.panels > 1 { how.cubes } else { 1 };
+            cubes * how.shared() <= room
+        })
     }
 
     /// Measured; the next one where a multiprocessor has no room for the first.
     ///
     /// For Hopper's cores, of the result, and where sums fill the registers, the tallest tiles, with
     /// threads that bring them; of the gradients of small heads short ones, whose cubes hide each
-    /// other's waits.
+    /// other's waits. Where warps multiply, of the result, two panels, if there are registers for their
+    /// sums: then half as much is read from shared memory.
     fn forms(goal: Goal, cores: Cores, dtype: DType, blocks: usize) -> &'static [Form] {
         match (cores, goal, blocks) {
-            (Cores::Wgmma, Goal::Result, 1) => &[(3, 128, 1)],
-            (Cores::Wgmma, Goal::Query, 1) => &[(1, 64, 4)],
-            (Cores::Wgmma, Goal::Key, 1) => &[(1, 64, 3)],
-            (Cores::Wgmma, Goal::Result | Goal::Query, 2) => &[(2, 128, 1)],
-            (Cores::Wgmma, Goal::Result, _) | (Cores::Wgmma, _, 1 | 2) => &[(2, 64, 1)],
-            (Cores::Wgmma, ..) => &[(1, 64, 1)],
-            (Cores::Mma, Goal::Result, 1) => &[(1, 64, 4)],
-            (Cores::Mma, Goal::Result, 2) if dtype == DType::F32 => &[(2, 64, 2), (1, 64, 1)],
-            (Cores::Mma, Goal::Result, 2) => &[(2, 128, 1), (2, 64, 1), (1, 64, 1)],
-            (Cores::Mma, Goal::Result, _) => &[(2, 64, 1), (1, 64, 1), (1, 32, 1)],
-            (Cores::Mma, _, 1) => &[(1, 64, 3)],
-            (Cores::Mma, _, 2) => &[(1, 64, 2)],
-            (Cores::Mma, ..) => &[(1, 64, 1), (1, 32, 1)],
+            (Cores::Wgmma, Goal::Result, 1) => &[(1, 3, 128, 1)],
+            (Cores::Wgmma, Goal::Query, 1) => &[(1, 1, 64, 4)],
+            (Cores::Wgmma, Goal::Key, 1) => &[(1, 1, 64, 3)],
+            (Cores::Wgmma, Goal::Result | Goal::Query, 2) => &[(1, 2, 128, 1)],
+            (Cores::Wgmma, Goal::Result, _) | (Cores::Wgmma, _, 1 | 2) => &[(1, 2, 64, 1)],
+            (Cores::Wgmma, ..) => &[(1, 1, 64, 1)],
+            (Cores::Mma, Goal::Result, 1) => &[(1, 1, 64, 4)],
+            (Cores::Mma, Goal::Result, 2) if dtype == DType::F32 => &[(1, 2, 64, 2), (1, 1, 64, 1)],
+            (Cores::Mma, Goal::Result, 2) => {
+                &[(2, 1, 64, 2), (1, 2, 128, 1), (1, 2, 64, 1), (1, 1, 64, 1)]
+            }
+            (Cores::Mma, Goal::Result, _) => &[(1, 2, 64, 1), (1, 1, 64, 1), (1, 1, 32, 1)],
+            (Cores::Mma, _, 1) => &[(1, 1, 64, 3)],
+            (Cores::Mma, _, 2) => &[(1, 1, 64, 2)],
+            (Cores::Mma, ..) => &[(1, 1, 64, 1), (1, 1, 32, 1)],
         }
     }
 
@@ -184,7 +196,7 @@ impl How {
 
     /// Rows of a cube.
     pub(super) fn rows(self) -> usize {
-        64 * self.groups
+        64 * self.panels * self.groups
     }
 
     /// Threads of a cube.
@@ -237,7 +249,7 @@ impl How {
         16 / self.dtype.size()
     }
 
-    /// Scores of a thread.
+    /// Scores of a thread for a panel.
     fn scores(self) -> usize {
         self.columns / 2
     }
@@ -247,7 +259,7 @@ impl How {
         self.scores() * self.dtype.size() / 4
     }
 
-    /// Sums of a thread: two rows, eight apart, and a fourth of the features.
+    /// Sums of a thread for a panel: two rows, eight apart, and a fourth of the features.
     fn sums(self) -> usize {
         self.blocks * 4 * self.chunk()
     }
