@@ -261,7 +261,7 @@ impl<T: Float> Product<'_, T> {
         }
         // Several tasks for each thread, because not all are equally fast, and as many for each; by
         // columns only where there are few rows, which are packed for each of them anew.
-        let enough = 6 * threads;
+        let enough = 16 * threads;
         let tiles = self.rows.div_ceil(tallest);
         let down = tiles.div_ceil(2).min(enough).max(fit);
         let down = match down > threads {
