@@ -38,7 +38,10 @@ struct Room {
 
 #[cube]
 fn room(memory: &[u32], #[comptime] how: How) -> Room {
-    let (owns, tiles) = comptime!((2 * how.own() as u32, 2 * STAGES * how.tile() as u32));
+    let (owns, tiles) = comptime!((
+        (how.owns() * how.own()) as u32,
+        2 * STAGES * how.tile() as u32
+    ));
     let stats = comptime!(STAGES * 8 * how.columns as u32);
     let own = (shared_address(memory) + 1023u32) & 0xffff_fc00u32;
     Room {
@@ -267,7 +270,7 @@ fn run<N: Size, S: Size, W: Size>(
     let tiles = comptime!(2 * STAGES as usize * how.tile());
     let rest = comptime!(STAGES as usize * 8 * how.columns + 8 * BARRIERS as usize + 1024);
     let memory = Shared::<[u32]>::new_aligned_slice(
-        comptime!((2 * how.own() + tiles + rest) / 4),
+        comptime!((how.owns() * how.own() + tiles + rest) / 4),
         1024usize,
     );
     let room = room(&memory, how);
@@ -323,9 +326,9 @@ pub(in crate::attention) fn gradient(
     }
     let outputs = (first, second);
     share(how);
-    let size!(N) = how.sums();
-    let size!(S) = how.scores();
-    let size!(W) = how.words();
+    let size!(N) = comptime!(how.panels * how.sums());
+    let size!(S) = comptime!(how.panels * how.scores());
+    let size!(W) = comptime!(how.panels * how.words());
     if comptime!(how.suppliers == 0) {
         joint::run::<N, S, W>(buffers, stats, outputs, numbers, scale, how);
     } else {

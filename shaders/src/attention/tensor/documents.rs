@@ -85,11 +85,12 @@ pub(super) fn own_documents(
     }
 }
 
-/// Other values for columns from `first` on that are of other documents than a thread's rows.
+/// Other values of a panel for columns from `first` on that are of other documents than a thread's rows.
 #[cube]
 pub(super) fn of_documents<S: Size>(
     buffers: &Sequence<Box<[u32]>>,
     values: Vector<f32, S>,
+    #[comptime] panel: usize,
     first: usize,
     other: f32,
     own: &Own,
@@ -105,10 +106,8 @@ pub(super) fn of_documents<S: Size>(
         let next = documents[own.columns + min(column + 1usize, last)];
         #[unroll]
         for below in 0..2usize {
-            let (low, high) = (
-                comptime!(4 * i + 2 * below),
-                comptime!(4 * i + 2 * below + 1),
-            );
+            let low = comptime!(panel * how.scores() + 4 * i + 2 * below);
+            let high = comptime!(low + 1);
             let document = if comptime!(below == 0) {
                 own.document
             } else {

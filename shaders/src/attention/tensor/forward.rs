@@ -56,7 +56,7 @@ fn hide<S: Size>(
     }
     if comptime!(how.documents.is_some()) {
         if column < own.clear || column + columns > own.clear_end {
-            scores = of_documents::<S>(buffers, scores, first, LOWEST.runtime(), own, how);
+            scores = of_documents::<S>(buffers, scores, 0usize, first, LOWEST.runtime(), own, how);
         }
     }
     scores
@@ -339,7 +339,17 @@ fn finish<N: Size>(
     let by = select(empty, 0.0f32, 1.0f32 / total);
     let by8 = select(empty8, 0.0f32, 1.0f32 / total8);
     let place = place(numbers, piece.line / heads, piece.line % heads, 0usize);
-    store::<N>(out, sums, place, mine, queries, size, (by, by8), how);
+    store::<N>(
+        out,
+        sums,
+        0usize,
+        place,
+        mine,
+        queries,
+        size,
+        (by, by8),
+        how,
+    );
     if UNIT_POS % 4u32 == 0u32 {
         let at = piece.line * queries + mine;
         if mine < queries {
@@ -440,7 +450,7 @@ fn compute<N: Size, S: Size, W: Size>(
             top8 = tops.1;
             total = added.0;
             total8 = added.1;
-            let mut weights = words::<S, W>(scores, how);
+            let mut weights = words::<S, W>(scores, 1usize, how);
             let mut index = 1usize;
             while index < own_count {
                 let before = tile;
@@ -467,7 +477,7 @@ fn compute<N: Size, S: Size, W: Size>(
                 sums = settle::<N>(adding, sums_count, 0usize, how);
                 arrive(barrier(room.barriers, before, VALUES_READ));
                 sums = shrunk::<N>(sums, shrinks, sums_count);
-                weights = words::<S, W>(scores, how);
+                weights = words::<S, W>(scores, 1usize, how);
                 index += 1usize;
             }
             arrive(barrier(room.barriers, 0u32, QUERIES_READ));

@@ -135,8 +135,9 @@ impl How {
     ///
     /// For Hopper's cores, of the result, and where sums fill the registers, the tallest tiles, with
     /// threads that bring them; of the gradients of small heads short ones, whose cubes hide each
-    /// other's waits. Where warps multiply, of the result, two panels, if there are registers for their
-    /// sums: then half as much is read from shared memory.
+    /// other's waits. Where warps multiply, two panels, if there are registers for their sums: then half as
+    /// much is read from shared memory. Of keys and values there are sums of both instead: a launch for
+    /// each, of two panels, was slower.
     fn forms(goal: Goal, cores: Cores, dtype: DType, blocks: usize) -> &'static [Form] {
         match (cores, goal, blocks) {
             (Cores::Wgmma, Goal::Result, 1) => &[(1, 3, 128, 1)],
@@ -152,6 +153,7 @@ impl How {
             }
             (Cores::Mma, Goal::Result, _) => &[(1, 2, 64, 1), (1, 1, 64, 1), (1, 1, 32, 1)],
             (Cores::Mma, _, 1) => &[(1, 1, 64, 3)],
+            (Cores::Mma, Goal::Query, 2) if dtype != DType::F32 => &[(2, 1, 32, 2), (1, 1, 64, 2)],
             (Cores::Mma, _, 2) => &[(1, 1, 64, 2)],
             (Cores::Mma, ..) => &[(1, 1, 64, 1), (1, 1, 32, 1)],
         }
@@ -225,6 +227,11 @@ impl How {
         }
     }
 
+    /// Operands whose own rows are in shared memory.
+    fn owns(self) -> usize {
+        1 + (self.goal != Goal::Result && self.slopes) as usize
+    }
+
     /// Bytes of an operand's own rows in shared memory.
     fn own(self) -> usize {
         self.rows() * self.blocks * 128
@@ -237,11 +244,10 @@ impl How {
 
     /// Bytes of all that a cube has in shared memory, and 1 KiB to begin at a multiple of it.
     fn shared(self) -> usize {
-        let own = if self.goal == Goal::Result { 1 } else { 2 };
         let tiles = 2 * STAGES as usize * self.tile();
         // Two numbers of each column in each stage, for gradients, and barriers.
         let rest = STAGES as usize * 8 * self.columns + 128;
-        own * self.own() + tiles + rest + 1024
+        self.owns() * self.own() + tiles + rest + 1024
     }
 
     /// Elements of a chunk of 16 bytes.
@@ -463,11 +469,12 @@ fn stride(numbers: &Sequence<usize>, #[comptime] place: Place) -> usize {
     *numbers.index(comptime!(first + 3))
 }
 
-/// Stores a thread's two rows of sums, each times its factor, to a head in its place.
+/// Stores a thread's two rows of a panel's sums, each times its factor, to a head in its place.
 #[cube]
 fn store<N: Size>(
     to: u64,
     sums: &Vector<f32, N>,
+    #[comptime] panel: usize,
     place: (usize, usize),
     row: usize,
     rows: usize,
@@ -477,6 +484,7 @@ fn store<N: Size>(
 ) {
     let lane = UNIT_POS as usize % 32usize;
     let (base, stride) = place;
+    let from = comptime!(panel * how.sums());
     #[unroll]
     for half in 0..2usize {
         let at = row + comptime!(8 * half);
@@ -495,7 +503,8 @@ fn store<N: Size>(
                     let mut words = Array::<u32>::new(4usize);
                     #[unroll]
                     for i in 0..4usize {
-                        let sum = sums.extract(comptime!(16 * eight + 4 * i + 2 * half + four));
+                        let sum =
+                            sums.extract(comptime!(from + 16 * eight + 4 * i + 2 * half + four));
                         words[i] = u32::reinterpret(sum * by);
                     }
                     let feature = comptime!(32 * eight + 4 * four) + lane % 4usize * 8usize;
@@ -511,7 +520,7 @@ fn store<N: Size>(
                 let mut words = Array::<u32>::new(4usize);
                 #[unroll]
                 for i in 0..4usize {
-                    let first = comptime!(16 * four + 4 * i + 2 * half);
+                    let first = comptime!(from + 16 * four + 4 * i + 2 * half);
                     words[i] = pack(
                         sums.extract(first) * by,
                         sums.extract(comptime!(first + 1)) * by,
@@ -585,12 +594,16 @@ fn sum_of(value: f32) -> f32 {
     value + plane_shuffle_xor(value, 2u32)
 }
 
-/// Weights as words, in the order of the next product's left operand.
+/// Weights of so many panels as words, in the order of the next product's left operand.
 #[cube]
-fn words<S: Size, W: Size>(weights: Vector<f32, S>, #[comptime] how: How) -> Vector<u32, W> {
+fn words<S: Size, W: Size>(
+    weights: Vector<f32, S>,
+    #[comptime] panels: usize,
+    #[comptime] how: How,
+) -> Vector<u32, W> {
     let mut words = Vector::<u32, W>::empty();
     #[unroll]
-    for i in 0..comptime!(how.words()) {
+    for i in 0..comptime!(panels * how.words()) {
         if comptime!(how.dtype == DType::F32) {
             words.insert(i, u32::reinterpret(weights.extract(i)));
         } else {

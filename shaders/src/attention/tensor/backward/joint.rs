@@ -10,8 +10,8 @@ use crate::{
     attention::{
         Goal, LOWEST, place,
         tensor::{
-            How, bring_rows, head, of_documents, own_documents, piece_of, place_of_thread, score,
-            settle, store, stride, weigh, words,
+            How, Own, bring_rows, head, of_documents, own_documents, piece_of, place_of_thread,
+            score, settle, store, stride, weigh, words,
         },
     },
     hopper::{exp2, put1, see_brought, shared_address},
@@ -38,8 +38,92 @@ fn statistics(
     (log_sum(stats, base, query, queries), mean)
 }
 
+/// What a thread has to do with in a panel: its own first row, from or up to which column its two rows
+/// have to do with them, and all rows of the panel; documents; and where rows are queries, both
+/// log-sum-exps and both `D`.
+#[derive(CubeType, Clone, Copy)]
+struct Panel {
+    mine: usize,
+    edges: (usize, usize),
+    whole: usize,
+    documents: Own,
+    lses: (f32, f32),
+    means: (f32, f32),
+}
+
+/// The panel that begins at a row, for the thread whose first row in it is `thread_row`.
+#[cube]
+fn panel(
+    buffers: &Sequence<Box<[u32]>>,
+    stats: &Sequence<Box<[u32]>>,
+    numbers: &Sequence<usize>,
+    means_to: u64,
+    line: (usize, usize),
+    row: usize,
+    thread_row: usize,
+    #[comptime] how: How,
+) -> Panel {
+    let by_query = comptime!(how.by_query());
+    let (heads, queries, keys) = (
+        *numbers.index(0usize),
+        *numbers.index(2usize),
+        *numbers.index(3usize),
+    );
+    let (batch, own_head) = line;
+    let own_rows = if comptime!(by_query) { queries } else { keys };
+    let mine = row + thread_row;
+    // For queries the end, for keys the start. Tiles that lie on the right side for all rows of the
+    // panel need no look.
+    let (edge, edge8, whole) = if comptime!(by_query && how.causal) {
+        (
+            min(max(mine + 1usize + keys, queries) - queries, keys),
+            min(max(mine + 9usize + keys, queries) - queries, keys),
+            min(max(row + 1usize + keys, queries) - queries, keys),
+        )
+    } else if comptime!(by_query) {
+        (keys, keys, keys)
+    } else if comptime!(how.causal) {
+        (
+            max(mine + queries, keys) - keys,
+            max(mine + 8usize + queries, keys) - keys,
+            max(row + 63usize + queries, keys) - keys,
+        )
+    } else {
+        (0usize.runtime(), 0usize.runtime(), 0usize.runtime())
+    };
+    let span = span_of(buffers, numbers, batch, min(row, own_rows - 1usize), how);
+    let documents = own_documents(buffers, batch, mine, &span, queries, keys, how);
+    let mut lses = (0.0f32.runtime(), 0.0f32.runtime());
+    let mut means = (0.0f32.runtime(), 0.0f32.runtime());
+    if comptime!(by_query) {
+        let base = (batch * heads + own_head) * queries;
+        let below = mine + 8usize;
+        lses.0 = log_sum(stats, base, mine, queries);
+        lses.1 = log_sum(stats, base, below, queries);
+        means.0 = mean_rise(buffers, numbers, batch, own_head, mine, how);
+        means.1 = mean_rise(buffers, numbers, batch, own_head, below, how);
+        // Those for keys come after and read them here.
+        if UNIT_POS % 4u32 == 0u32 {
+            if mine < queries {
+                put1(means_to + u64::cast_from(base + mine) * 4u64, means.0);
+            }
+            if below < queries {
+                put1(means_to + u64::cast_from(base + below) * 4u64, means.1);
+            }
+        }
+    }
+    Panel {
+        mine,
+        edges: (edge, edge8),
+        whole,
+        documents,
+        lses,
+        means,
+    }
+}
+
 /// A gradient of `N` sums of a thread for `first`, and for keys one for `second`, from `S` scores in
-/// `W` words.
+/// `W` words: of all its panels, one after the other.
 #[cube]
 pub(super) fn run<N: Size, S: Size, W: Size>(
     buffers: &Sequence<Box<[u32]>>,
@@ -59,7 +143,8 @@ pub(super) fn run<N: Size, S: Size, W: Size>(
         *numbers.index(4usize),
     );
     let (rows, columns, tile) = comptime!((how.rows(), how.columns, how.tile() as u32));
-    let (scores_count, sums_count) = comptime!((how.scores(), how.sums()));
+    let scores_count = comptime!(how.scores());
+    let (all_scores, all_sums) = comptime!((how.panels * how.scores(), how.panels * how.sums()));
     let (own_rows, other_rows) = if comptime!(by_query) {
         (queries, keys)
     } else {
@@ -109,17 +194,17 @@ pub(super) fn run<N: Size, S: Size, W: Size>(
     let a_stride = stride(numbers, tile_a);
     let b_stride = stride(numbers, tile_b);
     let memory = Shared::<[u32]>::new_aligned_slice(
-        comptime!((2 * how.own() + 4 * how.tile() + 1024) / 4),
+        comptime!((how.owns() * how.own() + 4 * how.tile() + 1024) / 4),
         1024usize,
     );
     let mut columns_stats = Shared::<[f32]>::new_slice(comptime!(4 * how.columns));
     let own = (shared_address(&memory) + 1023u32) & 0xffff_fc00u32;
-    let tiles = own + comptime!(2 * how.own() as u32);
+    let tiles = own + comptime!((how.owns() * how.own()) as u32);
 
     let (group_row, thread_row) = place_of_thread();
     let unit = UNIT_POS as usize;
     let lane = unit % 32usize;
-    let mine = row + group_row + thread_row;
+    let group_row = group_row * comptime!(how.panels);
     // The columns that the rows of this cube have to do with.
     let (begin, end) = if comptime!(!how.causal) {
         (0usize.runtime(), other_rows)
@@ -136,34 +221,21 @@ pub(super) fn run<N: Size, S: Size, W: Size>(
     };
     let mut begin = begin;
     let mut end = end;
-    let span = span_of(buffers, numbers, batch, row, how);
     if comptime!(how.documents.is_some()) {
-        begin = max(begin, span.first / columns * columns);
-        end = min(end, span.end);
+        let mut nearest = end;
+        let mut last = 0usize;
+        #[unroll]
+        for i in 0..comptime!(rows / 64) {
+            let at = min(row + comptime!(64 * i), own_rows - 1usize);
+            let span = span_of(buffers, numbers, batch, at, how);
+            if span.first < span.end {
+                nearest = min(nearest, span.first);
+                last = max(last, span.end);
+            }
+        }
+        begin = max(begin, nearest / columns * columns);
+        end = min(end, last);
     }
-    let own_ids = own_documents(buffers, batch, mine, &span, queries, keys, how);
-    // From which column on, or up to which, a row has to do with them: for queries the end, for keys
-    // the start. Tiles that lie on the right side for all rows of the warp group need no look.
-    let (edge, edge8, whole) = if comptime!(by_query) {
-        let (a, b, c) = if comptime!(how.causal) {
-            (
-                max(mine + 1usize + keys, queries) - queries,
-                max(mine + 9usize + keys, queries) - queries,
-                max(row + group_row + 1usize + keys, queries) - queries,
-            )
-        } else {
-            (keys, keys, keys)
-        };
-        (min(a, keys), min(b, keys), min(c, keys))
-    } else if comptime!(how.causal) {
-        (
-            max(mine + queries, keys) - keys,
-            max(mine + 8usize + queries, keys) - keys,
-            max(row + group_row + 63usize + queries, keys) - keys,
-        )
-    } else {
-        (0usize.runtime(), 0usize.runtime(), 0usize.runtime())
-    };
 
     let own_first = head(buffers, numbers, batch, own_head, own_a, how);
     bring_rows(
@@ -192,26 +264,14 @@ pub(super) fn run<N: Size, S: Size, W: Size>(
     }
     let per_head = (max(end, begin) - begin + comptime!(columns - 1)) / columns;
     let all = per_head * head_count;
-    let mut row_lse = 0.0f32;
-    let mut row_lse8 = 0.0f32;
-    let mut row_mean = 0.0f32;
-    let mut row_mean8 = 0.0f32;
-    if comptime!(by_query) {
-        let base = (batch * heads + own_head) * queries;
-        row_lse = log_sum(stats, base, mine, queries);
-        row_lse8 = log_sum(stats, base, mine + 8usize, queries);
-        row_mean = mean_rise(buffers, numbers, batch, own_head, mine, how);
-        let below = mine + 8usize;
-        row_mean8 = mean_rise(buffers, numbers, batch, own_head, below, how);
-        // Those for keys come after and read them here.
-        if lane % 4usize == 0usize {
-            if mine < queries {
-                put1(second + u64::cast_from(base + mine) * 4u64, row_mean);
-            }
-            if below < queries {
-                put1(second + u64::cast_from(base + below) * 4u64, row_mean8);
-            }
-        }
+    let mut panels = Sequence::<Panel>::new();
+    #[unroll]
+    for i in 0..comptime!(how.panels) {
+        let line = (batch, own_head);
+        let at = row + group_row + comptime!(64 * i);
+        panels.push(panel(
+            buffers, stats, numbers, second, line, at, thread_row, how,
+        ));
     }
     let mut a_base = head(buffers, numbers, batch, first_head, tile_a, how);
     let mut b_base = head(buffers, numbers, batch, first_head, tile_b, how);
@@ -286,84 +346,101 @@ pub(super) fn run<N: Size, S: Size, W: Size>(
             }
         }
         gpu_asm!("cp.async.commit_group;");
-        let scores = settle::<S>(scores, scores_count, slopes_pending, how);
+        let scores = settle::<S>(scores, all_scores, slopes_pending, how);
         let here = stage as usize * comptime!(2 * columns);
         let mut weights = Vector::<f32, S>::empty();
         #[unroll]
         for i in 0..comptime!(scores_count / 4) {
-            let (lse, lse_next, lse8, lse8_next) = if comptime!(by_query) {
-                (row_lse, row_lse, row_lse8, row_lse8)
-            } else {
-                let at = here + mine_first + comptime!(8 * i);
-                let (a, b) = (columns_stats[at], columns_stats[at + 1usize]);
-                (a, b, a, b)
-            };
-            let e = comptime!(4 * i);
-            weights.insert(e, exp2(scores.extract(e) * factor - lse));
-            let e = comptime!(4 * i + 1);
-            weights.insert(e, exp2(scores.extract(e) * factor - lse_next));
-            let e = comptime!(4 * i + 2);
-            weights.insert(e, exp2(scores.extract(e) * factor - lse8));
-            let e = comptime!(4 * i + 3);
-            weights.insert(e, exp2(scores.extract(e) * factor - lse8_next));
-        }
-        let look = if comptime!(by_query) {
-            column + columns > whole
-        } else {
-            column < whole
-        };
-        if look {
-            let first = column + mine_first;
+            let at = here + mine_first + comptime!(8 * i);
             #[unroll]
-            for i in 0..comptime!(scores_count / 2) {
-                let at = first + comptime!(i / 2 * 8);
-                let edge = if comptime!(i % 2 == 0) { edge } else { edge8 };
-                let (low, high) = (comptime!(2 * i), comptime!(2 * i + 1));
-                let (seen, seen_next) = if comptime!(by_query) {
-                    (at < edge, at + 1usize < edge)
+            for panel in 0..comptime!(how.panels) {
+                let (lse, lse_next, lse8, lse8_next) = if comptime!(by_query) {
+                    let lses = panels.index(panel).lses;
+                    (lses.0, lses.0, lses.1, lses.1)
                 } else {
-                    (at >= edge, at + 1usize >= edge)
+                    let (a, b) = (columns_stats[at], columns_stats[at + 1usize]);
+                    (a, b, a, b)
                 };
-                weights.insert(low, select(seen, weights.extract(low), 0.0f32));
-                weights.insert(high, select(seen_next, weights.extract(high), 0.0f32));
+                let e = comptime!(panel * scores_count + 4 * i);
+                weights.insert(e, exp2(scores.extract(e) * factor - lse));
+                let e = comptime!(panel * scores_count + 4 * i + 1);
+                weights.insert(e, exp2(scores.extract(e) * factor - lse_next));
+                let e = comptime!(panel * scores_count + 4 * i + 2);
+                weights.insert(e, exp2(scores.extract(e) * factor - lse8));
+                let e = comptime!(panel * scores_count + 4 * i + 3);
+                weights.insert(e, exp2(scores.extract(e) * factor - lse8_next));
             }
         }
-        if comptime!(how.documents.is_some()) {
-            if column < own_ids.clear || column + columns > own_ids.clear_end {
-                let (first, none) = (column + mine_first, 0.0f32.runtime());
-                weights = of_documents::<S>(buffers, weights, first, none, &own_ids, how);
+        #[unroll]
+        for panel in 0..comptime!(how.panels) {
+            let own = panels.index(panel);
+            let look = if comptime!(by_query) {
+                column + columns > own.whole
+            } else {
+                column < own.whole
+            };
+            if look {
+                let first = column + mine_first;
+                #[unroll]
+                for i in 0..comptime!(scores_count / 2) {
+                    let at = first + comptime!(i / 2 * 8);
+                    let edge = if comptime!(i % 2 == 0) {
+                        own.edges.0
+                    } else {
+                        own.edges.1
+                    };
+                    let low = comptime!(panel * scores_count + 2 * i);
+                    let high = comptime!(panel * scores_count + 2 * i + 1);
+                    let (seen, seen_next) = if comptime!(by_query) {
+                        (at < edge, at + 1usize < edge)
+                    } else {
+                        (at >= edge, at + 1usize >= edge)
+                    };
+                    weights.insert(low, select(seen, weights.extract(low), 0.0f32));
+                    weights.insert(high, select(seen_next, weights.extract(high), 0.0f32));
+                }
+            }
+            if comptime!(how.documents.is_some()) {
+                let ids = &own.documents;
+                if column < ids.clear || column + columns > ids.clear_end {
+                    let (first, none) = (column + mine_first, 0.0f32.runtime());
+                    weights = of_documents::<S>(buffers, weights, panel, first, none, ids, how);
+                }
             }
         }
         if comptime!(how.values) {
-            let words = words::<S, W>(weights, how);
+            let words = words::<S, W>(weights, how.panels, how);
             values = weigh::<N, W>(values, words, at + tile, how);
         }
         if comptime!(how.slopes) {
-            let rises = settle::<S>(rises, scores_count, values_pending, how);
+            let rises = settle::<S>(rises, all_scores, values_pending, how);
             #[unroll]
             for i in 0..comptime!(scores_count / 2) {
-                let (low, high) = (comptime!(2 * i), comptime!(2 * i + 1));
-                let (mean, mean_next) = if comptime!(by_query) {
-                    if comptime!(i % 2 == 0) {
-                        (row_mean, row_mean)
+                let at = here + mine_first + comptime!(columns + i / 2 * 8);
+                #[unroll]
+                for panel in 0..comptime!(how.panels) {
+                    let (mean, mean_next) = if comptime!(by_query) {
+                        let means = panels.index(panel).means;
+                        if comptime!(i % 2 == 0) {
+                            (means.0, means.0)
+                        } else {
+                            (means.1, means.1)
+                        }
                     } else {
-                        (row_mean8, row_mean8)
-                    }
-                } else {
-                    let at = here + mine_first + comptime!(columns + i / 2 * 8);
-                    (columns_stats[at], columns_stats[at + 1usize])
-                };
-                weights.insert(low, weights.extract(low) * (rises.extract(low) - mean));
-                weights.insert(
-                    high,
-                    weights.extract(high) * (rises.extract(high) - mean_next),
-                );
+                        (columns_stats[at], columns_stats[at + 1usize])
+                    };
+                    let low = comptime!(panel * scores_count + 2 * i);
+                    let high = comptime!(panel * scores_count + 2 * i + 1);
+                    weights.insert(low, weights.extract(low) * (rises.extract(low) - mean));
+                    let change = weights.extract(high) * (rises.extract(high) - mean_next);
+                    weights.insert(high, change);
+                }
             }
-            let words = words::<S, W>(weights, how);
+            let words = words::<S, W>(weights, how.panels, how);
             slopes = weigh::<N, W>(slopes, words, at, how);
         }
-        slopes = settle::<N>(slopes, sums_count, 0usize, how);
-        values = settle::<N>(values, sums_count, 0usize, how);
+        slopes = settle::<N>(slopes, all_sums, 0usize, how);
+        values = settle::<N>(values, all_sums, 0usize, how);
         if comptime!(!by_query) {
             if unit < columns {
                 let to = (1u32 - stage) as usize * comptime!(2 * columns) + unit;
@@ -376,28 +453,18 @@ pub(super) fn run<N: Size, S: Size, W: Size>(
         stage = 1u32 - stage;
     }
     gpu_asm!("cp.async.wait_group 0;");
-    if comptime!(how.slopes) {
-        store::<N>(
-            first,
-            &slopes,
-            place(numbers, batch, own_head, 0usize),
-            mine,
-            own_rows,
-            size,
-            (scale, scale),
-            how,
-        );
-    }
-    if comptime!(how.values) {
-        store::<N>(
-            second,
-            &values,
-            place(numbers, batch, own_head, comptime!(how.slopes as usize)),
-            mine,
-            own_rows,
-            size,
-            (1.0f32.runtime(), 1.0f32.runtime()),
-            how,
-        );
+    #[unroll]
+    for panel in 0..comptime!(how.panels) {
+        let mine = panels.index(panel).mine;
+        if comptime!(how.slopes) {
+            let to = place(numbers, batch, own_head, 0usize);
+            let by = (scale, scale);
+            store::<N>(first, &slopes, panel, to, mine, own_rows, size, by, how);
+        }
+        if comptime!(how.values) {
+            let to = place(numbers, batch, own_head, comptime!(how.slopes as usize));
+            let by = (1.0f32.runtime(), 1.0f32.runtime());
+            store::<N>(second, &values, panel, to, mine, own_rows, size, by, how);
+        }
     }
 }

@@ -238,7 +238,8 @@ pub(super) fn compute<N: Size, S: Size, W: Size>(
                 if comptime!(how.documents.is_some()) {
                     if column < own.clear || column + columns > own.clear_end {
                         let (first, lowest) = (column + mine_first, LOWEST.runtime());
-                        scores = of_documents::<S>(buffers, scores, first, lowest, &own, how);
+                        scores =
+                            of_documents::<S>(buffers, scores, 0usize, first, lowest, &own, how);
                     }
                 }
                 let here =
@@ -298,7 +299,9 @@ pub(super) fn compute<N: Size, S: Size, W: Size>(
         if comptime!(how.slopes) {
             let to = place(numbers, piece.batch, piece.head, 0usize);
             let by = (scale, scale);
-            store::<N>(first_out, &slopes, to, mine, own_rows, size, by, how);
+            store::<N>(
+                first_out, &slopes, 0usize, to, mine, own_rows, size, by, how,
+            );
         }
         if comptime!(how.values) {
             let to = place(
@@ -308,7 +311,9 @@ pub(super) fn compute<N: Size, S: Size, W: Size>(
                 comptime!(how.slopes as usize),
             );
             let by = (1.0f32.runtime(), 1.0f32.runtime());
-            store::<N>(second_out, &values, to, mine, own_rows, size, by, how);
+            store::<N>(
+                second_out, &values, 0usize, to, mine, own_rows, size, by, how,
+            );
         }
         number += CUBE_COUNT;
     }

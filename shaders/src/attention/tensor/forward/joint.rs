@@ -194,7 +194,7 @@ pub(super) fn run<N: Size, S: Size, W: Size>(
                 total = total * shrinks.0 + added.0;
                 total8 = total8 * shrinks.1 + added.1;
                 sums = shrunk::<N>(sums, shrinks, sums_count);
-                sums = weigh::<N, W>(sums, words::<S, W>(scores, how), at + tile, how);
+                sums = weigh::<N, W>(sums, words::<S, W>(scores, 1usize, how), at + tile, how);
             }
         } else if matters(first, column) || matters(panels.index(1usize), column) {
             // What the tile does not matter to sees none of it, and has weights of nothing.
@@ -207,7 +207,7 @@ pub(super) fn run<N: Size, S: Size, W: Size>(
             top8 = tops.1;
             total = total * shrinks.0 + added.0;
             total8 = total8 * shrinks.1 + added.1;
-            let weights = words::<S, W>(scores, how);
+            let weights = words::<S, W>(scores, 1usize, how);
             let below = panels.index(1usize);
             let scores = part::<f32, S, S2>(both, scores_count, scores_count);
             let (sights, documents) = (below.sights, &below.documents);
@@ -218,7 +218,7 @@ pub(super) fn run<N: Size, S: Size, W: Size>(
             below_top8 = tops.1;
             below_total = below_total * below_shrinks.0 + added.0;
             below_total8 = below_total8 * below_shrinks.1 + added.1;
-            let below_weights = words::<S, W>(scores, how);
+            let below_weights = words::<S, W>(scores, 1usize, how);
             let both = joined::<f32, N, N2>(
                 shrunk::<N>(sums, shrinks, sums_count),
                 shrunk::<N>(below_sums, below_shrinks, sums_count),
