@@ -183,8 +183,12 @@ impl Device {
     }
 
     /// Queues a kernel, unless the device cannot hold what it gives; its outputs, dense.
+    #[inline(always)]
     pub fn launch(&self, kernel: impl Into<Kernel>) -> Result<Views> {
-        let kernel = kernel.into();
+        self.launch_kernel(kernel.into())
+    }
+
+    fn launch_kernel(&self, kernel: Kernel) -> Result<Views> {
         let outputs = self.check_outputs(&kernel)?;
         let buffers = if let Some(dry) = Dry::current() {
             dry.launch(&outputs)

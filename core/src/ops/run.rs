@@ -130,7 +130,9 @@ impl<'a> Map<'a> {
             return outputs.iter().map(empty).collect();
         }
         self.check(device)?;
-        let call = self.call_at(tensors, window)?;
+        // Bound where it is made: a call is a kilobyte, and every copy of it shows in a small op.
+        let mut call = self.unbound();
+        self.bind(&mut call.inputs, tensors, window)?;
         match tensors.first() {
             Some(first) => launch(first.mesh(), call),
             None => launch(&Mesh::single(device), call),
@@ -209,13 +211,39 @@ impl<'a> Map<'a> {
 
     /// [`call`](Self::call) of tensors and where each of them is placed, on a device that was
     /// [asked](Self::check).
-    #[inline(always)]
     pub(crate) fn call_at<'w>(
         &self,
         tensors: &[&Tensor],
         window: impl Fn(usize) -> Option<&'w Dims<isize>>,
     ) -> Result<MapCall> {
-        let mut inputs = SmallVec::with_capacity(tensors.len());
+        let mut call = self.unbound();
+        self.bind(&mut call.inputs, tensors, window)?;
+        Ok(call)
+    }
+
+    /// The call without its operands.
+    #[inline(always)]
+    fn unbound(&self) -> MapCall {
+        MapCall {
+            op: self.op,
+            program: self.program.clone(),
+            shape: self.shape.clone(),
+            inputs: SmallVec::new(),
+            indices: self.indices.into(),
+            params: self.params.into(),
+            over: Default::default(),
+        }
+    }
+
+    /// Adds the operands of a call, each where it is placed.
+    #[inline(always)]
+    fn bind<'w>(
+        &self,
+        inputs: &mut SmallVec<[MapInput; 2]>,
+        tensors: &[&Tensor],
+        window: impl Fn(usize) -> Option<&'w Dims<isize>>,
+    ) -> Result<()> {
+        inputs.reserve(tensors.len());
         for (k, tensor) in tensors.iter().enumerate() {
             let (mut view, window) = (tensor.view()?, window(k));
             if window.is_none() && view.layout.shape != *self.shape {
@@ -226,14 +254,6 @@ impl<'a> Map<'a> {
                 window: window.cloned(),
             });
         }
-        Ok(MapCall {
-            op: self.op,
-            program: self.program.clone(),
-            shape: self.shape.clone(),
-            inputs,
-            indices: self.indices.into(),
-            params: self.params.into(),
-            over: Default::default(),
-        })
+        Ok(())
     }
 }
