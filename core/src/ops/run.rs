@@ -130,7 +130,7 @@ impl<'a> Map<'a> {
             return outputs.iter().map(empty).collect();
         }
         self.check(device)?;
-        // Bound where it is made: a call is a kilobyte, and every copy of it shows in a small op.
+        // Bound where it is made: a call is large, and every copy of it shows in a small op.
         let mut call = self.unbound();
         self.bind(&mut call.inputs, tensors, window)?;
         match tensors.first() {
