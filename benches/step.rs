@@ -22,10 +22,15 @@ fn main() -> Result<()> {
         .filter(|a| !a.starts_with("--"))
         .collect();
     let mut words: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let device = anymesh::device(match words.is_empty() {
+    let device = match words.is_empty() {
         true => "cpu",
         false => words.remove(0),
-    })?;
+    };
+    let device = match device {
+        "idle" => anymesh_bench::idle(),
+        "deferred:idle" => anymesh_engine::deferred(&anymesh_bench::idle()),
+        name => anymesh::device(name)?,
+    };
     let profile = words.contains(&"profile");
     let steps = words.iter().find_map(|word| word.parse().ok());
     words.retain(|word| *word != "profile" && word.parse::<usize>().is_err());

@@ -11,6 +11,7 @@
 //! ```
 
 mod families;
+mod idle;
 pub mod kernels;
 mod noise;
 pub mod peers;
@@ -18,3 +19,4 @@ pub mod step;
 
 pub use anymesh_train::{Error, Result};
 pub use families::{Families, Row};
+pub use idle::idle;

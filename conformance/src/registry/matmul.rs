@@ -105,16 +105,38 @@ pub(super) const ENTRIES: &[Entry] = &[
     entry(
         "linear_each",
         "x, weights...",
-        &[],
+        &[attr(
+            "biases",
+            AttrKind::Bool,
+            "false",
+            "whether the second half of what follows x are biases, one for each weight",
+        )],
         |c| {
-            let weights = c.all(1..c.inputs.len())?;
-            let weights: Vec<_> = weights.into_iter().map(|w| (w, None)).collect();
-            c.x(0)?.linear_each(&weights)
+            let all = c.all(1..c.inputs.len())?;
+            let (weights, biases) = match c.attrs.bool("biases")? {
+                true => all.split_at(all.len() / 2),
+                false => all.split_at(all.len()),
+            };
+            let bias = |i: usize| biases.get(i).copied();
+            let weights = weights.iter().enumerate().map(|(i, w)| (*w, bias(i)));
+            c.x(0)?.linear_each(&weights.collect::<Vec<_>>())
         },
         |_| {
+            let each = |x: &[usize], rows: &[usize]| {
+                let weights = rows.iter().map(|n| small(&[*n, x[x.len() - 1]]));
+                std::iter::once(small(x)).chain(weights).collect::<Vec<_>>()
+            };
+            let biased = |x: &[usize], rows: &[usize]| {
+                let biases = rows.iter().map(|n| small(&[*n]));
+                let inputs = each(x, rows).into_iter().chain(biases);
+                Sample::new(inputs.collect::<Vec<_>>(), json!({ "biases": true }))
+            };
             vec![
-                Sample::new([small(&[5, 7]), small(&[3, 7]), small(&[8, 7])], json!({})),
-                Sample::new([small(&[2, 3, 4]), small(&[8, 4])], json!({})),
+                Sample::new(each(&[5, 7], &[3, 8]), json!({})),
+                Sample::new(each(&[2, 3, 4], &[8]), json!({})),
+                Sample::new(each(&[2, 3, 4], &[12, 6, 6]), json!({})),
+                biased(&[2, 4, 4], &[4, 4]),
+                biased(&[6, 8], &[8, 2, 2]),
             ]
         },
     ),

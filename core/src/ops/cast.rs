@@ -1,6 +1,6 @@
 //! Dtype conversion and dense copies.
 
-use super::{Map, MapRule, OpInfo, map1, op};
+use super::{Expr, Map, MapRule, OpInfo, map1, op};
 use crate::{
     DType, MapProgram, Result, Tensor,
     grad::{Back, constant, record1},
@@ -34,22 +34,43 @@ impl Tensor {
         )
     }
 
+    /// What [`cast`](Self::cast) makes of each of several float tensors. A device may take many of
+    /// them in one launch.
+    ///
+    /// ```
+    /// # use anymesh_core::{DType, Tensor};
+    /// # let device = anymesh_backend_cpu::device();
+    /// let (a, b) = (Tensor::new(&[1f32, 2.5], &device)?, Tensor::new(&[0.1f32], &device)?);
+    /// let small = Tensor::cast_each(&[&a, &b], DType::BF16)?;
+    /// assert_eq!(small[0].type_string(), "bf16[2]");
+    /// assert_eq!(small[1].cast(DType::F32)?.to_vec::<f32>()?, [0.10009766]);
+    /// # Ok::<(), anymesh_core::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn cast_each(tensors: &[&Tensor], dtype: DType) -> Result<Vec<Tensor>> {
+        let changes = |t: &Tensor| t.dtype() != dtype;
+        if tensors.iter().any(|t| !t.dtype().is_float()) || !dtype.is_float() {
+            return tensors.iter().map(|t| t.cast(dtype)).collect();
+        }
+        let each: Vec<Expr<'_>> = (tensors.iter().filter(|t| changes(t)))
+            .map(|t| Expr::new(CAST.name, &[t]).rule(&CAST, widens(t.dtype(), dtype)))
+            .collect();
+        let mut cast = Expr::maps_each(&each, [dtype], |a| [a.x[0]])?.into_iter();
+        let one = |t: &&Tensor| match changes(t) {
+            true => cast.next().map(|[t]| t),
+            false => Some((*t).clone()),
+        };
+        Ok(tensors.iter().filter_map(one).collect())
+    }
+
     #[track_caller]
     fn converted(&self, dtype: DType) -> Result<Tensor> {
-        // Where rounding or wrapping could happen, the parts of a sum must meet first; extremes
-        // keep their order through any float conversion.
         let (from, to) = (self.dtype(), dtype);
-        let widens = (from.is_float()
-            && to.is_float()
-            && to.size() >= from.size()
-            && from.kind() == to.kind())
-            || (from == DType::F32 && to == DType::F64)
-            || (from == DType::I32 && to == DType::I64);
         Ok(Map {
             rule: MapRule::Op {
                 info: &CAST,
                 numbers: 0,
-                partials: widens,
+                partials: widens(from, to),
             },
             ..Map::new(CAST.name, &MapProgram::cast(from, to), self.shape())
         }
@@ -83,4 +104,12 @@ impl Tensor {
             &[],
         )
     }
+}
+
+/// Whether a conversion loses nothing. Where rounding or wrapping could happen, the parts of a sum
+/// must meet first; extremes keep their order through any float conversion.
+fn widens(from: DType, to: DType) -> bool {
+    (from.is_float() && to.is_float() && to.size() >= from.size() && from.kind() == to.kind())
+        || (from == DType::F32 && to == DType::F64)
+        || (from == DType::I32 && to == DType::I64)
 }

@@ -25,14 +25,14 @@ use crate::{
     grad::{Back, Pulled, record1},
     launch::launch_as,
     promotion,
-    spmd::{Call, plain, shared_operand},
+    spmd::{Call, plain},
 };
 pub use baddbmm::Baddbmm;
 
 use baddbmm::BADDBMM;
 use gradient::{
-    bias_gradient, einsum_as, factor_gradient, linear_pull, product_as, product_onto, product_pull,
-    rows_onto,
+    bias_gradient, einsum_as, factor_gradient, linear_pull, place, product_as, product_onto,
+    product_pull, rows_onto, weight_gradient,
 };
 use scaled::{OUTER_SCALED, SCALED};
 use smallvec::{SmallVec, smallvec};
@@ -48,7 +48,7 @@ pub const OPS: &[OpInfo] = &[
     op("dot", DOT).runs(&["cast"]),
     OUTER,
     LINEAR,
-    OpInfo::composed("linear_each", &["linear", "cast"]),
+    each::EACH,
     BADDBMM,
     SCALED,
     OUTER_SCALED,
@@ -445,28 +445,22 @@ impl Tensor {
                 );
                 Ok(move |back: &Back<'_>| {
                     let gradient = back.grad()?;
-                    if let Some(pulled) = linear_pull(back, gradient, &weight, &x, bias.as_ref())? {
-                        return Ok(pulled);
-                    }
-                    let first = back.wanted(0, || product_as(op, gradient, &weight, x.dtype()))?;
-                    let second = back.wanted(1, || match x.rank() {
-                        1 => product_as(
-                            op,
-                            &gradient.unsqueeze(1)?,
-                            &x.unsqueeze(0)?,
-                            weight.dtype(),
-                        ),
-                        2 if x.is_plain() => {
-                            product_onto(op, back, 1, [&gradient.t()?, &x], weight.dtype())
+                    let both = match back.needs(0) && back.needs(1) && x.rank() > 1 {
+                        true => {
+                            let places = [place(back, 0, 1), place(back, 1, 1)];
+                            linear_pull(op, places, gradient, &weight, &x)?
                         }
-                        _ if back.has_sum(1) => {
-                            rows_onto(op, back, 1, [gradient, &x], weight.dtype())
-                        }
-                        // Not of transposes on a mesh: both products read one gradient, which is
-                        // then brought once.
-                        _ => einsum_as("...o,...i->oi", &[gradient, &x], weight.dtype()),
-                    })?;
-                    let mut pulled: Pulled = smallvec![first, second];
+                        false => None,
+                    };
+                    let mut pulled: Pulled = match both {
+                        Some(both) => both.map(Some).into_iter().collect(),
+                        None => smallvec![
+                            back.wanted(0, || product_as(op, gradient, &weight, x.dtype()))?,
+                            back.wanted(1, || {
+                                weight_gradient(op, Some(back), 1, gradient, &x, weight.dtype())
+                            })?,
+                        ],
+                    };
                     if let Some(bias) = &bias {
                         pulled.push(back.wanted(2, || bias_gradient(gradient, bias))?);
                     }
@@ -494,21 +488,8 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn linear_each(&self, weights: &[(&Tensor, Option<&Tensor>)]) -> Result<Vec<Tensor>> {
-        if let Some(out) = self.linear_together(weights)? {
+        if let Some(out) = self.linear_as_one(weights)? {
             return Ok(out);
-        }
-        // At hand as long as this runs: what each product then takes.
-        let mut _brought = None;
-        let dtype = self.dtype();
-        let alike = |t: &Tensor| t.dtype() == dtype && t.mesh() == self.mesh();
-        if !self.is_plain() && weights.iter().all(|(w, _)| alike(w) && w.rank() == 2) {
-            let inputs: Vec<[&Tensor; 2]> = weights.iter().map(|(w, _)| [self, *w]).collect();
-            let calls: Vec<Call<'_>> = (inputs.iter())
-                .map(|inputs| Call::of(&LINEAR, inputs).optional(2, &[None]))
-                .collect();
-            if let Some(place) = shared_operand(&calls)? {
-                _brought = self.brought_to("linear_each", &place)?;
-            }
         }
         let mut out: Vec<Tensor> = Vec::with_capacity(weights.len());
         for (weight, bias) in weights {

@@ -23,7 +23,7 @@ use crate::{
 };
 pub use batch::BatchNorm;
 use checks::{check_channels, check_trailing, empty, no_bias};
-use gradient::ForBackward;
+use gradient::{ForBackward, Statistics};
 use groups::channel_groups;
 use smallvec::{SmallVec, smallvec};
 
@@ -388,7 +388,6 @@ fn trailing(
                 [kept.weight.as_ref(), kept.bias.as_ref()],
                 b.grad()?,
                 None,
-                [None, None],
             )
         })
     })

@@ -9,9 +9,9 @@ use super::{
 use crate::{
     Layout, Result, Tensor, View,
     backend::{ReduceOp, RowBuilder, RowCall, RowOp},
-    grad::{Back, record1},
+    grad::{Back, is_recording, record1},
     launch::launch_fused,
-    spmd::{Call, settled, without_partials},
+    spmd::{Call, plain, settled, without_partials},
     tensor::Outputs,
 };
 use smallvec::smallvec;
@@ -55,11 +55,26 @@ impl Tensor {
     }
 }
 
+/// The gradient of rows, from that of the result and the result: one launch for each rank that has
+/// them whole.
+const PULL: OpInfo = op("softmax_pull", "...r, ...r -> ...r ; stats r 1");
+
+/// The gradient of rows along `axis` on a mesh.
+fn pull_call<'a>(op: &'static str, operands: &'a [&'a Tensor], axis: &'a [usize]) -> Call<'a> {
+    Call::of(&PULL, operands).on_behalf_of(op).bind('r', axis)
+}
+
 /// The gradient `y (g - sum(g y))` of what gave the probabilities `y`.
 #[track_caller]
 fn pull(g: &Tensor, y: &Tensor, axis: usize) -> Result<Tensor> {
     let op = "softmax";
     let g = settled(op, g, y, &[axis])?;
+    if !plain(op, &[&g, y])? && !is_recording(&[&g, y]) {
+        return pull_call(op, &[&g, y], &[axis]).run1_or(
+            |l| pull(&l[0], &l[1], axis),
+            |inputs| pull_composed(&inputs[0], &inputs[1], axis),
+        );
+    }
     if let Some(rows) = gradient_rows(op, &g, y, axis)? {
         let mut b = RowBuilder::new(&[g.dtype(), y.dtype()], 0);
         let inner = b.fold(ReduceOp::Sum, None, |a| a.x[0] * a.x[1])?;
@@ -68,14 +83,21 @@ fn pull(g: &Tensor, y: &Tensor, axis: usize) -> Result<Tensor> {
             return Ok(made.remove(0));
         }
     }
-    let inner = without_partials(Expr::new(op, &[&g, y]).reduce(
+    pull_composed(&g, y, axis)
+}
+
+/// [`pull`] as a reduction and a map.
+#[track_caller]
+fn pull_composed(g: &Tensor, y: &Tensor, axis: usize) -> Result<Tensor> {
+    let op = "softmax";
+    let inner = without_partials(Expr::new(op, &[g, y]).reduce(
         &[axis],
         ReduceOp::Sum,
         None,
         compute_type([y]),
         |a| a.x[0] * a.x[1],
     )?)?;
-    Expr::new(op, &[&g, y, &inner]).map(y.dtype(), |a| a.x[1] * (a.x[0] - a.x[2]))
+    Expr::new(op, &[g, y, &inner]).map(y.dtype(), |a| a.x[1] * (a.x[0] - a.x[2]))
 }
 
 /// The gradient `g - exp(y) sum(g)` of what gave the logarithms `y`.
@@ -83,6 +105,12 @@ fn pull(g: &Tensor, y: &Tensor, axis: usize) -> Result<Tensor> {
 fn log_pull(g: &Tensor, y: &Tensor, axis: usize) -> Result<Tensor> {
     let op = "log_softmax";
     let g = settled(op, g, y, &[axis])?;
+    if !plain(op, &[&g, y])? && !is_recording(&[&g, y]) {
+        return pull_call(op, &[&g, y], &[axis]).run1_or(
+            |l| log_pull(&l[0], &l[1], axis),
+            |inputs| log_pull_composed(&inputs[0], &inputs[1], axis),
+        );
+    }
     if let Some(rows) = gradient_rows(op, &g, y, axis)? {
         let mut b = RowBuilder::new(&[g.dtype(), y.dtype()], 0);
         let sum = b.fold(ReduceOp::Sum, None, |a| a.x[0])?;
@@ -91,14 +119,21 @@ fn log_pull(g: &Tensor, y: &Tensor, axis: usize) -> Result<Tensor> {
             return Ok(made.remove(0));
         }
     }
-    let sum = without_partials(Expr::new(op, &[&g]).reduce(
+    log_pull_composed(&g, y, axis)
+}
+
+/// [`log_pull`] as a reduction and a map.
+#[track_caller]
+fn log_pull_composed(g: &Tensor, y: &Tensor, axis: usize) -> Result<Tensor> {
+    let op = "log_softmax";
+    let sum = without_partials(Expr::new(op, &[g]).reduce(
         &[axis],
         ReduceOp::Sum,
         None,
         compute_type([y]),
         |a| a.x[0],
     )?)?;
-    Expr::new(op, &[&g, y, &sum]).map(y.dtype(), |a| a.x[0] - a.x[1].exp() * a.x[2])
+    Expr::new(op, &[g, y, &sum]).map(y.dtype(), |a| a.x[0] - a.x[1].exp() * a.x[2])
 }
 
 /// A gradient and a result as the rows of a program, where rows are innermost.

@@ -294,7 +294,7 @@ impl<'a> Parser<'a> {
             let size = shape.map(|s| s[d]);
             out.push(match item {
                 Some(Item::Letter(c)) if !self.is_whole(c) => self.dimension(c, size)?,
-                Some(Item::Compound(letters)) if !letters.chars().any(|c| self.is_whole(c)) => {
+                Some(Item::Compound(letters)) if !letters.chars().all(|c| self.is_whole(c)) => {
                     self.compound(letters, size)?
                 }
                 _ => Factors::new(),
@@ -359,10 +359,15 @@ impl<'a> Parser<'a> {
                 // Only results have it.
                 (None, None) => return Ok(Factors::new()),
                 (None, Some(_)) => {
+                    let kind = match self.is_whole(c) {
+                        true => FactorKind::Whole,
+                        false => FactorKind::Pass,
+                    };
+                    let size = self.size(c).unwrap_or(1);
                     self.rule.factors.push(Factor {
                         letter: c,
-                        size: self.size(c).unwrap_or(1),
-                        kind: FactorKind::Pass,
+                        size,
+                        kind,
                     });
                     self.rule.factors.len() - 1
                 }

@@ -2,7 +2,7 @@
 
 use crate::{Error, Module, Param, Pattern, Result, pipeline::add_type};
 use anymesh_core::{
-    Tensor,
+    DType, Tensor,
     grad::{Gradients, no_grad},
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -67,14 +67,51 @@ impl Accumulator {
     /// Adds what a pass found.
     #[track_caller]
     pub fn add(&mut self, model: &(impl Module + ?Sized), gradients: &Gradients) -> Result<()> {
+        self.add_but(model, gradients, &BTreeSet::new())?;
+        self.passes += 1;
+        Ok(())
+    }
+
+    /// Adds what a pass found of all parameters but some.
+    #[track_caller]
+    fn add_but(
+        &mut self,
+        model: &(impl Module + ?Sized),
+        gradients: &Gradients,
+        without: &BTreeSet<String>,
+    ) -> Result<()> {
         let mut outcome = Ok(());
+        // What is added to sums, or is a part of one, is made wide first: all in few launches.
+        let mut wide: BTreeMap<DType, Vec<(String, Tensor)>> = BTreeMap::new();
         model.visit("", &mut |name, p| {
-            if outcome.is_ok() {
-                outcome = self.add_one(name, p, gradients);
+            if outcome.is_err() || without.contains(name) {
+                return;
+            }
+            let gradient = match p.gradient(gradients) {
+                Ok(Some(gradient)) => gradient,
+                Ok(None) => return,
+                Err(error) => return outcome = Err(error),
+            };
+            // The only one is widened by who reads it.
+            if self.sums.contains_key(name) || gradient.sharding().is_partial() {
+                let of_dtype = wide.entry(p.policy().reduce).or_default();
+                of_dtype.push((name.into(), gradient));
+            } else {
+                self.sums.insert(name.into(), gradient);
             }
         });
-        self.passes += 1;
-        outcome
+        outcome?;
+        for (dtype, gradients) in wide {
+            let each: Vec<&Tensor> = gradients.iter().map(|(_, gradient)| gradient).collect();
+            let each = no_grad(|| Tensor::cast_each(&each, dtype))?;
+            for ((name, _), gradient) in gradients.into_iter().zip(each) {
+                if let Some(so_far) = self.sums.get_mut(&name) {
+                    *so_far = no_grad(|| so_far.cast(dtype))?;
+                }
+                self.add_to(&name, gradient)?;
+            }
+        }
+        Ok(())
     }
 
     /// [`add`](Self::add) of what a pass from a loss finds. On one device the products of the pass
@@ -93,18 +130,16 @@ impl Accumulator {
         let found = loss.backward_onto(so_far)?;
         let mut outcome = Ok(());
         model.visit("", &mut |name, p| {
-            if outcome.is_err() {
-                return;
-            }
-            outcome = match given.contains(name) {
-                true => p.gradient(&found).map(|sum| {
+            if outcome.is_ok() && given.contains(name) {
+                outcome = p.gradient(&found).map(|sum| {
                     self.sums.extend(sum.map(|sum| (name.to_string(), sum)));
-                }),
-                false => self.add_one(name, p, &found),
-            };
+                });
+            }
         });
+        outcome?;
+        self.add_but(model, &found, &given)?;
         self.passes += 1;
-        outcome
+        Ok(())
     }
 
     /// Gives a sum that lies on one device away, for a pass to add to.
@@ -123,23 +158,6 @@ impl Accumulator {
             given.insert(name.into());
         }
         Ok(())
-    }
-
-    #[track_caller]
-    fn add_one(&mut self, name: &str, p: &Param, gradients: &Gradients) -> Result<()> {
-        let Some(gradient) = p.gradient(gradients)? else {
-            return Ok(());
-        };
-        // The only one on one device is widened by who reads it; sums are wide.
-        if gradient.is_plain() && !self.sums.contains_key(name) {
-            self.sums.insert(name.into(), gradient);
-            return Ok(());
-        }
-        let wide = |t: &Tensor| no_grad(|| t.cast(p.policy().reduce));
-        if let Some(so_far) = self.sums.get_mut(name) {
-            *so_far = wide(so_far)?;
-        }
-        self.add_to(name, wide(&gradient)?)
     }
 
     /// Adds to the gradient of one parameter.

@@ -8,13 +8,23 @@ use crate::{
     backend::{Affine, ReduceOp},
     grad::{Back, Pulled, is_recording},
     ops::{
+        OpInfo,
         expr::{Expr, compute_type},
         index::gather_axes,
         loss::LossReduction,
+        op,
     },
-    spmd::without_partials,
+    spmd::{Call, plain, without_partials},
 };
-use smallvec::smallvec;
+use smallvec::{SmallVec, smallvec};
+
+/// From logits, their targets, log-sum-exps and gradients of losses, what weights make of these, and
+/// the weights, the gradient of the logits. Where classes are cut it is a map, for which nothing
+/// crosses.
+const PULL: OpInfo = op(
+    "cross_entropy_pull",
+    "...v, ..., ..., ..., ..., v -> ...v ; stats v 0",
+);
 
 impl Classes {
     #[track_caller]
@@ -131,13 +141,83 @@ impl Classes {
                 )
             }
         };
-        if let Some(out) =
-            self.fused_gradient((x, last), &target, lse, g, share.as_ref(), weight)?
-        {
+        let (share, classes) = (share.as_ref(), [weight, column]);
+        let operands = [Some(x), Some(&target), Some(lse), Some(g), share, weight];
+        let operands: SmallVec<[&Tensor; 6]> = operands.into_iter().flatten().collect();
+        if self.axis + 1 == x.rank() && !plain(op, &operands)? && !is_recording(&operands) {
+            return self.on_ranks(x, [&target, lse, g], share, weight);
+        }
+        self.of_logits((x, last), [&target, lse, g], share, classes)
+    }
+
+    /// The gradient of logits on a mesh, where classes are innermost: one launch for each rank that
+    /// has all classes.
+    #[track_caller]
+    fn on_ranks(
+        &self,
+        x: &Tensor,
+        each: [&Tensor; 3],
+        share: Option<&Tensor>,
+        weight: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        // Numbers of positions as dimensions of their own, and back.
+        let flat = |t: &Tensor| match t.rank() == x.rank() {
+            true => t.squeeze(&[-1]),
+            false => Ok(t.clone()),
+        };
+        let back = |t: &Tensor| match t.rank() + 1 == x.rank() {
+            true => t.unsqueeze(-1),
+            false => Ok(t.clone()),
+        };
+        let [target, lse, g] = each.map(flat);
+        let (target, lse, g, share) = (target?, lse?, g?, share.map(flat).transpose()?);
+        let there = [
+            Some(x),
+            Some(&target),
+            Some(&lse),
+            Some(&g),
+            share.as_ref(),
+            weight,
+        ];
+        let operands: SmallVec<[&Tensor; 6]> = there.into_iter().flatten().collect();
+        let run = |inputs: &[Tensor]| {
+            let mut more = inputs[4..].iter();
+            let share = share
+                .as_ref()
+                .and_then(|_| more.next())
+                .map(back)
+                .transpose()?;
+            let weight = weight.and_then(|_| more.next());
+            let column = self.column(&inputs[0], weight)?;
+            let [target, lse, g] = [1, 2, 3].map(|i| back(&inputs[i]));
+            self.of_logits(
+                (&inputs[0], false),
+                [&target?, &lse?, &g?],
+                share.as_ref(),
+                [weight, column.as_ref()],
+            )
+        };
+        Call::of(&PULL, &operands)
+            .on_behalf_of(self.op)
+            .optional(4, &[share.as_ref(), weight])
+            .run1_or(|l| run(l.inputs), run)
+    }
+
+    /// The gradient of logits from what is known of each position, of the shape of the logits with
+    /// one class, and of each class.
+    #[track_caller]
+    fn of_logits(
+        &self,
+        (x, last): (&Tensor, bool),
+        [target, lse, g]: [&Tensor; 3],
+        share: Option<&Tensor>,
+        [weight, column]: [Option<&Tensor>; 2],
+    ) -> Result<Tensor> {
+        if let Some(out) = self.fused_gradient((x, last), target, lse, g, share, weight)? {
             return Ok(out);
         }
-        let expr = Expr::new(op, &[x, lse, &target, g])
-            .maybe(&[share.as_ref(), column])
+        let expr = Expr::new(self.op, &[x, lse, target, g])
+            .maybe(&[share, column])
             .params(&self.factors())
             .index(self.class(x));
         expr.map(x.dtype(), |a| {

@@ -2,11 +2,12 @@
 
 use super::{Args, Expr};
 use crate::{
-    Buffer, DType, Device, Mesh, Result, Tensor,
+    Buffer, DType, Device, Mesh, Reduction, Result, Tensor,
     backend::Launch,
     grad::is_recording,
     map::{MapProgram, Val},
     observe,
+    ops::run::MapRule,
     spmd::plain,
 };
 use smallvec::SmallVec;
@@ -101,7 +102,7 @@ impl<'a> Expr<'a> {
             let together = shape.numel() > 0
                 && !is_recording(&tensors)
                 && !observe::is_on()
-                && (plain(expr.op, &tensors)? || lie_alike(&tensors));
+                && (plain(expr.op, &tensors)? || expr.lie_alike(&tensors));
             if !together {
                 out.push(Some(expr.clone().maps(dtypes, &f)?));
                 continue;
@@ -182,6 +183,20 @@ impl<'a> Expr<'a> {
             && other.maybe.is_empty()
             && (self.tensors().map(Tensor::dtype)).eq(other.tensors().map(Tensor::dtype))
     }
+
+    /// Whether each rank computes results of what it holds, and they lie as the tensors do.
+    fn lie_alike(&self, tensors: &[&Tensor]) -> bool {
+        let first = tensors[0];
+        let alike = |t: &&Tensor| {
+            t.mesh() == first.mesh()
+                && t.sharding() == first.sharding()
+                && t.shape() == first.shape()
+        };
+        // Terms of a sum pass through what loses nothing.
+        let passes = matches!(self.rule, MapRule::Op { partials: true, .. }) && tensors.len() == 1;
+        let mut reductions = first.sharding().partial();
+        tensors.iter().all(alike) && reductions.all(|(_, r)| passes && r == Reduction::Sum)
+    }
 }
 
 /// What one rank has of the results of an expression, which is told by its number.
@@ -196,17 +211,6 @@ struct Group {
     /// The parts that it gives, and the launch of each.
     parts: Vec<usize>,
     launches: Vec<Launch>,
-}
-
-/// Whether each rank computes results of what it holds, and they lie as the tensors do.
-fn lie_alike(tensors: &[&Tensor]) -> bool {
-    let first = tensors[0];
-    first.sharding().partial_mask() == 0
-        && tensors.iter().all(|t| {
-            t.mesh() == first.mesh()
-                && t.sharding() == first.sharding()
-                && t.shape() == first.shape()
-        })
 }
 
 /// The results whose parts are there, which lie as `like`.

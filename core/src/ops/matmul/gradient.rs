@@ -129,6 +129,36 @@ pub(super) fn rows_onto(
     product_onto(op, back, i, [&flat(left)?.t()?, &flat(right)?], dtype)
 }
 
+/// The gradient of a weight that rows of `x` were multiplied by, which is operand `i` of a pass, where
+/// there is one: it may add to a sum of gradients.
+#[track_caller]
+pub(super) fn weight_gradient(
+    op: &'static str,
+    back: Option<&Back<'_>>,
+    i: usize,
+    gradient: &Tensor,
+    x: &Tensor,
+    dtype: DType,
+) -> Result<Tensor> {
+    match (x.rank(), back) {
+        (1, _) => product_as(op, &gradient.unsqueeze(1)?, &x.unsqueeze(0)?, dtype),
+        (2, Some(back)) if x.is_plain() => product_onto(op, back, i, [&gradient.t()?, x], dtype),
+        (_, Some(back)) if back.has_sum(i) => rows_onto(op, back, i, [gradient, x], dtype),
+        // Not of transposes on a mesh: both products read one gradient, which is then brought once.
+        _ => einsum_as("...o,...i->oi", &[gradient, x], dtype),
+    }
+}
+
+/// Where the gradient of operand `i` is wanted, as far as that is known, if it is one of `terms` that
+/// are added up first.
+pub(super) fn place(back: &Back<'_>, i: usize, terms: u32) -> Option<Wanted> {
+    let (sharding, shared_by) = back.place(i)?;
+    Some(Wanted {
+        sharding,
+        shared_by: shared_by.saturating_mul(terms),
+    })
+}
+
 /// An einsum in a float dtype of any width.
 #[track_caller]
 pub(super) fn einsum_as(equation: &str, tensors: &[&Tensor], dtype: DType) -> Result<Tensor> {
@@ -141,7 +171,7 @@ pub(super) fn einsum_as(equation: &str, tensors: &[&Tensor], dtype: DType) -> Re
 #[track_caller]
 fn pull_both(
     op: &'static str,
-    back: &Back<'_>,
+    places: [Option<Wanted>; 2],
     (info, variant): (&'static OpInfo, usize),
     [gradient, left, right]: [&Tensor; 3],
     local: impl Fn(&Local<'_>) -> Result<Outputs>,
@@ -151,34 +181,24 @@ fn pull_both(
     if differ || is_recording(&operands) || plain(op, &operands)? {
         return Ok(None);
     }
-    let wanted = |i| {
-        let (sharding, shared_by) = back.place(i)?;
-        Some(Wanted {
-            sharding,
-            shared_by,
-        })
-    };
     let call = Call::of(info, &operands)
         .on_behalf_of(op)
         .variant(variant)
-        .wanted([wanted(0), wanted(1)]);
+        .wanted(places);
     let mut out = call.run(local)?.into_iter();
     Ok(out.next().zip(out.next()).map(Into::into))
 }
 
-/// The gradients of [`Tensor::linear`] where both factors want one on a mesh.
+/// The gradients of an input of several dimensions and of its weight, where both are wanted, on a
+/// mesh.
 #[track_caller]
 pub(super) fn linear_pull(
-    back: &Back<'_>,
+    op: &'static str,
+    places: [Option<Wanted>; 2],
     gradient: &Tensor,
     weight: &Tensor,
     x: &Tensor,
-    bias: Option<&(Shape, DType)>,
-) -> Result<Option<Pulled>> {
-    let op = "linear";
-    if !(back.needs(0) && back.needs(1)) || x.rank() < 2 {
-        return Ok(None);
-    }
+) -> Result<Option<[Tensor; 2]>> {
     let local = |l: &Local<'_>| {
         let (gradient, weight, x) = (&l[0], &l[1], &l[2]);
         Ok(smallvec![
@@ -186,15 +206,7 @@ pub(super) fn linear_pull(
             einsum_as("...o,...i->oi", &[gradient, x], weight.dtype())?,
         ])
     };
-    let both = pull_both(op, back, (&LINEAR_PULL, 0), [gradient, x, weight], local)?;
-    let Some([first, second]) = both else {
-        return Ok(None);
-    };
-    let mut pulled: Pulled = smallvec![Some(first), Some(second)];
-    if let Some(bias) = bias {
-        pulled.push(back.wanted(2, || bias_gradient(gradient, bias))?);
-    }
-    Ok(Some(pulled))
+    pull_both(op, places, (&LINEAR_PULL, 0), [gradient, x, weight], local)
 }
 
 /// The gradient of a bias of this shape and dtype.
@@ -236,7 +248,7 @@ pub(super) fn product_pull(
     };
     let both = pull_both(
         op,
-        back,
+        [place(back, 0, 1), place(back, 1, 1)],
         (&PRODUCT_PULL, usize::from(!one)),
         [gradient, left, right],
         local,

@@ -1,8 +1,8 @@
 //! Batch norm: statistics of a batch, and of a run.
 
 use super::{
-    BATCH_TRAIN, ForBackward, NormOptions, centered, check_channels, check_eps, column, empty,
-    given, mean, scaled, variance,
+    BATCH_TRAIN, ForBackward, NormOptions, Statistics, centered, check_channels, check_eps, column,
+    empty, given, mean, scaled, variance,
 };
 use crate::{
     Dims, Error, Result, Tensor,
@@ -148,18 +148,16 @@ impl Tensor {
                 let g = b
                     .grad_of(0)
                     .map_or_else(|| x.zeros_like(), |g| Ok(g.clone()))?;
-                let statistics = [column(x, &b.out(1, &mean))?, column(x, &b.out(2, &var))?];
                 let further =
                     [b.grad_of(1), b.grad_of(2)].map(|g| g.map(|g| column(x, g)).transpose());
                 let [of_mean, of_var] = further;
-                kept.pull(
-                    b,
-                    x,
-                    [weight.as_ref(), bias.as_ref()],
-                    &g,
-                    Some(statistics),
-                    [of_mean?, of_var?],
-                )
+                let statistics = Statistics {
+                    mean: column(x, &b.out(1, &mean))?,
+                    var: column(x, &b.out(2, &var))?,
+                    gradients: [of_mean?, of_var?],
+                };
+                let parameters = [weight.as_ref(), bias.as_ref()];
+                kept.pull_with(b, x, parameters, &g, statistics)
             })
         };
         let mut out = record(op, &tensors, run, pull)?.into_iter();

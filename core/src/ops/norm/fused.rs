@@ -1,13 +1,14 @@
 //! The gradients of a norm over whole rows as one row program.
 
-use super::gradient::ForBackward;
+use super::gradient::{ForBackward, Wants};
 use crate::{
     Result, Tensor,
     backend::{NormGradient, RowProgram},
-    grad::{Back, Pulled},
     ops::row_program::Rows,
     table::Table,
+    tensor::Outputs,
 };
+use smallvec::SmallVec;
 use std::sync::Arc;
 
 /// The program, made once: a step of training asks for the same one again and again, and to make it takes
@@ -25,32 +26,20 @@ fn known(which: NormGradient) -> Result<Arc<RowProgram>> {
 }
 
 impl ForBackward {
-    /// What [`pull`](Self::pull) gives, by one launch; `None` where it is to be composed. What is
-    /// `beside` is added to the gradient of the input.
-    #[track_caller]
+    /// The gradients of plain rows that are wanted, by one launch; `None` where they are to be
+    /// composed. What is `beside` is added to the gradient of the input.
     pub(super) fn fused(
         &self,
-        b: &Back<'_>,
+        wants: Wants,
         x: &Tensor,
         [weight, bias]: [Option<&Tensor>; 2],
         g: &Tensor,
         beside: Option<&Tensor>,
-    ) -> Result<Option<Pulled>> {
-        let dims = self.axes.len();
-        let first = x.rank() - dims;
-        let is_trailing = self.axes.iter().copied().eq(first..x.rank());
-        let covers = |p: Option<&Tensor>| p.is_none_or(|p| p.dims() == &x.dims()[first..]);
-        let of_input = self.needs_input(b);
-        let of_weight = weight.is_some() && b.needs(self.summands);
-        let of_bias = bias.is_some() && b.needs(self.summands + usize::from(weight.is_some()));
-        // Alone the bias's gradient is one plain sum.
-        if !is_trailing || !covers(weight) || !covers(bias) || !(of_input || of_weight) {
-            return Ok(None);
-        }
-        let beside = beside.filter(|_| of_input);
-        let given = [x, g].into_iter().chain(weight).chain(bias).chain(beside);
-        let operands: Vec<&Tensor> = given.collect();
-        let Some(rows) = Rows::new(self.op, x, dims, &operands)? else {
+    ) -> Result<Option<Outputs>> {
+        let beside = beside.filter(|_| wants.input);
+        let given = [x, g].into_iter().chain(weight).chain(beside);
+        let operands: SmallVec<[&Tensor; 4]> = given.collect();
+        let Some(rows) = Rows::new(self.op, x, self.axes.len(), &operands)? else {
             return Ok(None);
         };
         let dtype = |tensor: Option<&Tensor>| tensor.map(Tensor::dtype);
@@ -61,38 +50,26 @@ impl ForBackward {
             bias: dtype(bias),
             beside: dtype(beside),
             rms: self.rms,
-            of_input,
-            of_weight,
-            of_bias,
+            of_input: wants.input,
+            of_weight: wants.weight,
+            of_bias: wants.bias,
         })?;
         let params = [1.0 / rows.length() as f64, self.eps];
-        let rows = rows.elements(x)?.elements(g)?;
-        let rows = match weight {
-            Some(weight) => rows.per_column(weight)?,
-            None => rows,
-        };
-        let rows = match beside {
-            Some(beside) => rows.elements(beside)?,
-            None => rows,
-        };
-        let Some(made) = rows.launch(program, &params)? else {
+        let mut rows = rows.elements(x)?.elements(g)?;
+        if let Some(weight) = weight {
+            rows = rows.per_column(weight)?;
+        }
+        if let Some(beside) = beside {
+            rows = rows.elements(beside)?;
+        }
+        let Some(mut made) = rows.launch(program, &params)? else {
             return Ok(None);
         };
-        let mut made = made.into_iter();
-        let mut next = |kept: Option<&Tensor>, wanted: bool| {
-            let made = if wanted { made.next() } else { None };
-            (made.zip(kept))
-                .map(|(made, kept)| made.reshape(kept.shape()))
-                .transpose()
-        };
-        let mut pulled = Pulled::new();
-        pulled.push(next(Some(&self.x), of_input)?);
-        if weight.is_some() {
-            pulled.push(next(self.weight.as_ref(), of_weight)?);
+        let (of_weight, of_bias) = (weight.filter(|_| wants.weight), bias.filter(|_| wants.bias));
+        let parameters = of_weight.into_iter().chain(of_bias);
+        for (sum, parameter) in made[usize::from(wants.input)..].iter_mut().zip(parameters) {
+            *sum = sum.reshape(parameter.shape())?;
         }
-        if bias.is_some() {
-            pulled.push(next(self.bias.as_ref(), of_bias)?);
-        }
-        Ok(Some(pulled))
+        Ok(Some(made))
     }
 }

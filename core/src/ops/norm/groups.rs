@@ -56,7 +56,6 @@ pub(super) fn channel_groups(
                 [weight.as_ref(), bias.as_ref()],
                 b.grad()?,
                 None,
-                [None, None],
             )
         })
     })

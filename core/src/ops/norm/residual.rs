@@ -8,7 +8,7 @@ use crate::{
     Dims, Error, Result, Tensor,
     grad::{Back, Pulled, record},
     ops::{OpInfo, op, same_device, softmax::fused_rows},
-    spmd::{Call, plain, settled},
+    spmd::{Call, plain},
     tensor::Outputs,
 };
 use smallvec::{SmallVec, smallvec};
@@ -173,19 +173,7 @@ fn pull(kept: &ForBackward, b: &Back<'_>) -> Result<Pulled> {
             pulled.extend(parameters.iter().flatten().map(|_| None));
             pulled
         }
-        Some(g) => {
-            let g = &settled(kept.op, g, x, &kept.axes)?;
-            match kept.fused(b, x, parameters, g, of_sum)? {
-                Some(pulled) => pulled,
-                None => {
-                    let mut pulled = kept.pull(b, x, parameters, g, None, [None, None])?;
-                    if let (Some(of_norm), Some(of_sum)) = (&pulled[0], of_sum) {
-                        pulled[0] = Some(of_sum.add(of_norm)?);
-                    }
-                    pulled
-                }
-            }
-        }
+        Some(g) => kept.pull(b, x, parameters, g, of_sum)?,
     };
     let both = pulled[0].clone();
     pulled.insert(1, both);
