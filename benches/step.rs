@@ -12,7 +12,11 @@
 //! cargo bench --bench step --features cuda,train -- cuda:0 gpt2 bf16 profile
 //! cargo bench --bench step --features cuda,train -- cuda:0 llama bf16 20
 //! cargo bench --bench step --no-default-features --features cpu,train -- cpu small dp=2,tp=4 20
+//! cargo bench --bench step --no-default-features --features cpu,train -- idle gpt2 bf16 dp=2,tp=4 20
 //! ```
+//!
+//! The device `idle` (and `deferred:idle`) has every kernel and makes none: a step on it takes what the
+//! host takes.
 
 use anymesh_bench::{Result, step::Spec};
 

@@ -10,7 +10,7 @@
 //! | clause | meaning |
 //! |---|---|
 //! | `reduce k sum` | ranks that hold different parts of `k` give partial results |
-//! | `replicate k` | `k` must be whole; so must every dimension that only the result has |
+//! | `replicate k` | `k` must be whole, but not what stands beside it in brackets; so must every dimension that only the result has |
 //! | `stats k 2` | `k` may be cut: the op then runs as its decomposition, in which 2 statistics cross |
 //! | `borders k 7..7+0..6` | `k` of the result is [made so](Recipe) of that of the operands, and may be cut: ranks then fetch what they lack |
 //! | `linear 0 2` | partial sums pass through operands 0 and 2 together, if the others are whole |
