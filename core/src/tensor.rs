@@ -166,6 +166,36 @@ impl Tensor {
         }))
     }
 
+    /// A value that lies as `like` does, where that is on a mesh of its shape, from the memory of each
+    /// held rank and how it is read.
+    pub(crate) fn from_held(
+        like: &Self,
+        dtype: DType,
+        held: impl Iterator<Item = (Option<Buffer>, Layout)>,
+    ) -> Self {
+        let mut shards = held.map(|(buffer, layout)| Shard { buffer, layout });
+        let is_plain = like.is_plain();
+        let shards = match is_plain.then(|| shards.next()).flatten() {
+            Some(shard) => Memory::Plain(shard),
+            None => Memory::Mesh(shards.collect()),
+        };
+        let shape = match &shards {
+            Memory::Plain(shard) => shard.layout.shape.clone(),
+            Memory::Mesh(_) => like.0.shape.clone(),
+        };
+        let value = Self(Arc::new(Inner {
+            dtype,
+            shape,
+            mesh: like.0.mesh.clone(),
+            sharding: like.0.sharding.clone(),
+            shards,
+            forms: (!is_plain).then(Arc::default),
+            holder: (!is_plain).then(OnceLock::new),
+            edge: None,
+        }));
+        value.computed()
+    }
+
     /// The same as a value that an op computed from others.
     pub(crate) fn computed(self) -> Self {
         if let Some(forms) = self.forms() {
@@ -250,6 +280,28 @@ impl Tensor {
             holder: None,
             edge: None,
         }))
+    }
+
+    /// How a kernel reads what the `i`-th held rank has, of a tensor that is not tracked.
+    pub(crate) fn held_view(&self, i: usize) -> Result<View> {
+        let shard = self.0.shards.shard(i);
+        let buffer = shard.buffer.clone().ok_or_else(|| {
+            let detail = match shard.layout.shape.numel() {
+                0 => "a tensor without elements reached a kernel",
+                _ => "its values were taken out of it: give it others by `with_values` first",
+            };
+            Error::argument("view", "self", detail).of([self])
+        })?;
+        Ok(View {
+            buffer,
+            dtype: self.0.dtype,
+            layout: shard.layout.clone(),
+        })
+    }
+
+    /// The shape of what the `i`-th held rank has.
+    pub(crate) fn held_shape(&self, i: usize) -> &Shape {
+        &self.0.shards.shard(i).layout.shape
     }
 
     /// Whether two handles are the same tensor.
@@ -468,19 +520,7 @@ impl Tensor {
             let detail = "a kernel was to read a tracked tensor past the tape: this op has no gradient, use `detach()` or `no_grad`";
             return Err(Error::gradient("view", NoGradient::NotDifferentiable, detail).of([self]));
         }
-        let shard = self.shard();
-        let buffer = shard.buffer.clone().ok_or_else(|| {
-            let detail = match shard.layout.shape.numel() {
-                0 => "a tensor without elements reached a kernel",
-                _ => "its values were taken out of it: give it others by `with_values` first",
-            };
-            Error::argument("view", "self", detail).of([self])
-        })?;
-        Ok(View {
-            buffer,
-            dtype: self.0.dtype,
-            layout: shard.layout.clone(),
-        })
+        self.held_view(0)
     }
 
     /// The global shape.

@@ -3,7 +3,7 @@
 
 use super::{OpInfo, affine::shifted, need_float_math, needs_f64_math};
 use crate::{
-    DType, Device, Dims, Error, MapProgram, Mesh, Result, Scalar, Shape, Tensor,
+    DType, Device, Dims, Error, MapProgram, Mesh, Result, Scalar, Shape, Tensor, View,
     backend::{Affine, MapCall, MapInput},
     launch::launch,
     spmd::{
@@ -245,15 +245,29 @@ impl<'a> Map<'a> {
     ) -> Result<()> {
         inputs.reserve(tensors.len());
         for (k, tensor) in tensors.iter().enumerate() {
-            let (mut view, window) = (tensor.view()?, window(k));
-            if window.is_none() && view.layout.shape != *self.shape {
-                view.layout = view.layout.expand(self.shape);
-            }
-            inputs.push(MapInput {
-                view,
-                window: window.cloned(),
-            });
+            inputs.push(self.input(tensor.view()?, window(k)));
         }
         Ok(())
+    }
+
+    /// An operand where it is placed.
+    #[inline(always)]
+    fn input(&self, mut view: View, window: Option<&Dims<isize>>) -> MapInput {
+        if window.is_none() && view.layout.shape != *self.shape {
+            view.layout = view.layout.expand(self.shape);
+        }
+        MapInput {
+            view,
+            window: window.cloned(),
+        }
+    }
+
+    /// The call of operands that broadcast, on a device that was [asked](Self::check).
+    pub(crate) fn call_of(&self, views: impl IntoIterator<Item = View>) -> MapCall {
+        let inputs = views.into_iter().map(|view| self.input(view, None));
+        MapCall {
+            inputs: inputs.collect(),
+            ..self.unbound()
+        }
     }
 }

@@ -2,8 +2,8 @@
 
 use super::{Args, Expr};
 use crate::{
-    Buffer, DType, Device, Mesh, Reduction, Result, Tensor,
-    backend::Launch,
+    Buffer, DType, Device, Layout, Reduction, Result, Tensor,
+    backend::{Launch, Views},
     grad::is_recording,
     map::{MapProgram, Val},
     observe,
@@ -94,7 +94,7 @@ impl<'a> Expr<'a> {
         over: impl Fn(usize, usize) -> SmallVec<[(usize, Buffer); 4]>,
     ) -> Result<Vec<[Tensor; N]>> {
         let mut out: Vec<Option<[Tensor; N]>> = Vec::with_capacity(each.len());
-        let mut parts: Vec<Part<N>> = Vec::with_capacity(each.len());
+        let mut parts: Vec<Part> = Vec::with_capacity(each.len());
         let mut groups: Vec<Group> = vec![];
         for (i, expr) in each.iter().enumerate() {
             let tensors: SmallVec<[&Tensor; 6]> = expr.tensors().collect();
@@ -110,32 +110,24 @@ impl<'a> Expr<'a> {
             out.push(None);
             let mesh = tensors[0].mesh();
             for (rank, _) in mesh.held().enumerate() {
-                let held: SmallVec<[Tensor; 6]>;
-                let of_rank: SmallVec<[&Tensor; 6]> = match mesh.is_single() {
-                    true => tensors.iter().copied().collect(),
-                    false => {
-                        held = tensors.iter().map(|t| t.held(rank)).collect();
-                        held.iter().collect()
-                    }
-                };
-                let device = of_rank[0].device();
-                let shape = match mesh.is_single() {
-                    true => shape.clone(),
-                    false => of_rank[0].shape().clone(),
-                };
                 let part = parts.len();
-                if shape.numel() == 0 {
-                    let nothing = dtypes.map(|dtype| Tensor::nothing(dtype, shape.clone(), device));
-                    parts.push((i, Some(nothing)));
+                parts.push((i, None));
+                let of_rank = match mesh.is_single() {
+                    true => &shape,
+                    false => tensors[0].held_shape(rank),
+                };
+                if of_rank.numel() == 0 {
                     continue;
                 }
-                parts.push((i, None));
+                let device = mesh.local_mesh(rank).device(0);
+                let views = tensors.iter().map(|t| t.held_view(rank));
+                let views = views.collect::<Result<Views>>()?;
                 let known =
                     (groups.iter()).position(|g| g.device == *device && expr.is_like(&each[g.of]));
                 let new = known.is_none();
                 if new {
                     groups.push(Group {
-                        program: expr.program(&shape, dtypes, &f)?,
+                        program: expr.program(of_rank, dtypes, &f)?,
                         of: i,
                         device: device.clone(),
                         parts: Vec::with_capacity(each.len()),
@@ -144,29 +136,25 @@ impl<'a> Expr<'a> {
                 }
                 let last = groups.len() - 1;
                 let group = &mut groups[known.unwrap_or(last)];
-                let map = expr.over(&group.program, &shape);
+                let map = expr.over(&group.program, of_rank);
                 if new {
                     map.check(device)?;
                 }
-                let kernel = map.call_at(&of_rank, |_| None)?.into();
+                let kernel = map.call_of(views).into();
                 let over = over(i, rank);
                 group.parts.push(part);
                 group.launches.push(Launch { kernel, over });
             }
         }
         for group in groups {
-            let mesh = Mesh::single(&group.device);
             let made = group.device.launch_all(group.launches)?;
             for (part, views) in group.parts.into_iter().zip(made) {
-                let made: Vec<Tensor> = (views.into_iter())
-                    .map(|view| Tensor::from_view(view, &mesh))
-                    .collect();
-                parts[part].1 = made.try_into().ok();
+                parts[part].1 = Some(views);
             }
         }
         for of_one in parts.chunk_by_mut(|a, b| a.0 == b.0) {
             let i = of_one[0].0;
-            out[i] = put_together(each[i].inputs[0], dtypes, of_one);
+            out[i] = Some(put_together(each[i].inputs[0], dtypes, of_one));
         }
         let all: Vec<[Tensor; N]> = out.into_iter().flatten().collect();
         debug_assert_eq!(all.len(), each.len(), "results for each");
@@ -199,8 +187,9 @@ impl<'a> Expr<'a> {
     }
 }
 
-/// What one rank has of the results of an expression, which is told by its number.
-type Part<const N: usize> = (usize, Option<[Tensor; N]>);
+/// What one rank has of the results of an expression, which is told by its number; nothing where it
+/// has no elements.
+type Part = (usize, Option<Views>);
 
 /// Launches with one program.
 struct Group {
@@ -213,22 +202,24 @@ struct Group {
     launches: Vec<Launch>,
 }
 
-/// The results whose parts are there, which lie as `like`.
+/// The results of which these are the parts, which lie as `like`.
 fn put_together<const N: usize>(
     like: &Tensor,
     dtypes: [DType; N],
-    parts: &mut [Part<N>],
-) -> Option<[Tensor; N]> {
-    if like.is_plain() {
-        return parts[0].1.take();
-    }
-    let of_ranks: Vec<&[Tensor; N]> = parts.iter().filter_map(|(_, part)| part.as_ref()).collect();
-    if of_ranks.len() < parts.len() {
-        return None;
-    }
-    Some(std::array::from_fn(|k| {
-        let parts = of_ranks.iter().map(|part| part[k].clone());
-        let (mesh, sharding) = (like.mesh(), like.sharding().clone());
-        Tensor::from_parts(mesh, sharding, dtypes[k], like.shape().clone(), parts).computed()
-    }))
+    parts: &mut [Part],
+) -> [Tensor; N] {
+    // From the last to the first, so that each is taken from the end of what its launch gave.
+    let mut all = std::array::from_fn(|k| {
+        let k = N - 1 - k;
+        let held = parts.iter_mut().enumerate().map(|(rank, (_, views))| {
+            let view = views.as_mut().and_then(Views::pop);
+            view.map_or_else(
+                || (None, Layout::contiguous(like.held_shape(rank).clone())),
+                |view| (Some(view.buffer), view.layout),
+            )
+        });
+        Tensor::from_held(like, dtypes[k], held)
+    });
+    all.reverse();
+    all
 }
