@@ -44,13 +44,14 @@ const CROSS_ENTROPY: OpInfo =
 
 /// `v` are the classes. The call says how many statistics of each position cross where they are
 /// cut, whether the target is probabilities, whether positions are reduced, and whether what a mean
-/// divides by is a result too.
+/// divides by and the log-sum-exp of each position are results too.
 fn rule(operands: &Operands<'_>, data: &[i64]) -> Result<Rule> {
-    let (statistics, soft, reduced, counts) = (
+    let (statistics, soft, reduced, counts, lse) = (
         data[0],
         is_true(data, 1),
         is_true(data, 2),
         is_true(data, 3),
+        is_true(data, 4),
     );
     let (x, positions) = if operands.rank(0) > 1 {
         ("nv...", "n...")
@@ -58,10 +59,14 @@ fn rule(operands: &Operands<'_>, data: &[i64]) -> Result<Rule> {
         ("v", "")
     };
     let target = if soft { x } else { positions };
+    let lse = match lse {
+        true => format!(", {positions}"),
+        false => String::new(),
+    };
     let result = match (reduced, counts) {
-        (false, _) => format!("{positions} ;"),
-        (true, true) => ", ; reduce n ... sum ;".into(),
-        (true, false) => "; reduce n ... sum ;".into(),
+        (false, _) => format!("{positions}{lse} ;"),
+        (true, true) => format!(", {lse} ; reduce n ... sum ;"),
+        (true, false) => format!("{lse} ; reduce n ... sum ;"),
     };
     let text = format!("{x}, {target}, v -> {result} stats v {statistics}");
     operands.read(&text, &[])
@@ -288,7 +293,7 @@ impl Classes {
             // Weights are rarely learned: their gradient is that of the steps.
             let again = move |inputs: &[Tensor]| {
                 let found = ForwardValues::default();
-                let out = self.losses(&inputs[0], &inputs[1], inputs.get(2), Some(&found))?;
+                let out = self.losses(&inputs[0], &inputs[1], inputs.get(2), &found)?;
                 Ok(smallvec![self.divided(out, &found)?])
             };
             return Ok(recompute(self.op, &inputs, || Ok(smallvec![forward()?]), again)?.remove(0));
@@ -313,7 +318,7 @@ impl Classes {
     fn value(&self, inputs: &[&Tensor], found: &ForwardValues) -> Result<Tensor> {
         let (op, x, target, weight) = (self.op, inputs[0], inputs[1], inputs.get(2).copied());
         let out = if plain(op, inputs)? {
-            self.losses(x, target, weight, Some(found))?
+            self.losses(x, target, weight, found)?
         } else {
             // The log-sum-exp, the picked logit, its weight, and the sum over classes.
             let statistics = [
@@ -327,15 +332,31 @@ impl Classes {
                 self.soft.into(),
                 (self.reduction != LossReduction::None).into(),
                 self.counts().into(),
+                self.logits.into(),
             ];
-            Call::of(&CROSS_ENTROPY, inputs)
+            let of_rank = |inputs: &[Tensor]| {
+                let of_rank = ForwardValues::default();
+                let (x, target, weight) = (&inputs[0], &inputs[1], inputs.get(2));
+                let mut out = self.losses(x, target, weight, &of_rank)?;
+                if let Some(lse) = of_rank.lse.into_inner() {
+                    out.push(lse.squeeze(&[self.axis as i64])?);
+                }
+                Ok(out)
+            };
+            let mut out = Call::of(&CROSS_ENTROPY, inputs)
                 .on_behalf_of(op)
                 .optional(2, &[weight])
                 .data(&data)
                 .run_or(
-                    |l| self.losses(&l[0], &l[1], l.inputs.get(2), None),
-                    |inputs| self.losses(&inputs[0], &inputs[1], inputs.get(2), Some(found)),
-                )?
+                    |l| of_rank(l.inputs),
+                    |inputs| self.losses(&inputs[0], &inputs[1], inputs.get(2), found),
+                )?;
+            // Where classes are cut the steps found it.
+            if self.logits && found.lse.get().is_none() {
+                let lse = out.pop().map(|lse| lse.unsqueeze(self.axis as i64));
+                lse.transpose()?.map(|lse| found.lse.set(lse));
+            }
+            out
         };
         self.divided(out, found)
     }
@@ -378,22 +399,20 @@ impl Classes {
     }
 
     /// The loss of every position, or their sum (scaled for a mean), or their sum and what it is to
-    /// be divided by. Positions may be those of one rank; then nothing is to be found.
+    /// be divided by. Positions may be those of one rank.
     #[track_caller]
     fn losses(
         &self,
         x: &Tensor,
         target: &Tensor,
         weight: Option<&Tensor>,
-        found: Option<&ForwardValues>,
+        found: &ForwardValues,
     ) -> Result<Outputs> {
         let (op, kind) = (self.op, compute_type([x]));
         if self.logits
             && let Some(each) = self.fused(x, target, weight)?
         {
-            if let Some(found) = found {
-                found.lse.get_or_init(|| each.lse.clone());
-            }
+            found.lse.get_or_init(|| each.lse.clone());
             return self.summed(x, &each);
         }
         let column = self.column(x, weight)?;
@@ -402,7 +421,7 @@ impl Classes {
         } else {
             None
         };
-        if let (Some(found), Some(lse)) = (found, &lse) {
+        if let Some(lse) = &lse {
             found.lse.get_or_init(|| lse.clone());
         }
         match &lse {
