@@ -40,10 +40,10 @@ impl Tensor {
     /// ```
     /// # use anymesh_core::{DType, Tensor};
     /// # let device = anymesh_backend_cpu::device();
-    /// let (a, b) = (Tensor::new(&[1f32, 2.5], &device)?, Tensor::new(&[0.1f32], &device)?);
+    /// let (a, b) = (Tensor::new(&[1f32, 2.5], &device)?, Tensor::new(&[0.3f32], &device)?);
     /// let small = Tensor::cast_each(&[&a, &b], DType::BF16)?;
     /// assert_eq!(small[0].type_string(), "bf16[2]");
-    /// assert_eq!(small[1].cast(DType::F32)?.to_vec::<f32>()?, [0.10009766]);
+    /// assert_eq!(small[1].cast(DType::F32)?.to_vec::<f32>()?, [0.30078125]);
     /// # Ok::<(), anymesh_core::Error>(())
     /// ```
     #[track_caller]
