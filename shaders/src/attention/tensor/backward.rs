@@ -7,7 +7,9 @@
 mod joint;
 mod rows;
 
-use super::{How, STAGES, barrier, bring_rows, head, piece_of, share, span_of, stride, turn};
+use super::{
+    How, STAGES, barrier, bring_rows, columns_of_rows, head, piece_of, share, stride, turn,
+};
 use crate::{
     attention::Goal,
     hopper::{
@@ -137,17 +139,8 @@ fn piece(
     let mut begin = begin;
     let mut end = end;
     if comptime!(how.documents.is_some()) {
-        let mut first = end;
-        let mut last = 0usize;
-        #[unroll]
-        for group in 0..comptime!(how.groups) {
-            let at = min(row + comptime!(64 * group), own_rows - 1usize);
-            let span = span_of(buffers, numbers, batch, at, how);
-            if span.first < span.end {
-                first = min(first, span.first);
-                last = max(last, span.end);
-            }
-        }
+        let rows = comptime!(64 * how.groups);
+        let (first, last) = columns_of_rows(buffers, numbers, batch, row, rows, how);
         begin = max(begin, first / columns * columns);
         end = min(end, last);
     }

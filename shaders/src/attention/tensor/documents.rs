@@ -1,7 +1,7 @@
 //! Where documents keep rows and columns apart.
 
 use super::How;
-use crate::attention::documents::{Span, first_of, span};
+use crate::attention::documents::{Span, columns_of, first_of, span};
 use cubecl::prelude::*;
 
 /// What a thread compares documents with: where those of the columns begin and how many there are,
@@ -49,6 +49,22 @@ pub(super) fn span_of(
             clear_end: end,
         }
     }
+}
+
+/// The columns that are to be looked at for a cube's rows, where there are documents.
+#[cube]
+pub(super) fn columns_of_rows(
+    buffers: &Sequence<Box<[u32]>>,
+    numbers: &Sequence<usize>,
+    batch: usize,
+    row: usize,
+    #[comptime] rows: usize,
+    #[comptime] how: How,
+) -> (usize, usize) {
+    let documents = buffers.index(comptime!(how.documents.unwrap_or(0)));
+    let sizes = (*numbers.index(2usize), *numbers.index(3usize));
+    let by_query = comptime!(how.by_query());
+    columns_of(documents, batch, row, sizes, rows, by_query)
 }
 
 /// That of a thread whose first row is `mine`, with the span of its warp group's rows.

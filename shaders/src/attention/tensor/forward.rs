@@ -3,8 +3,9 @@
 mod joint;
 
 use super::{
-    How, Own, STAGES, barrier, bring_rows, head, of_documents, own_documents, piece_of,
-    place_of_thread, score, settle, share, span_of, store, stride, sum_of, turn, weigh, words,
+    How, Own, STAGES, barrier, bring_rows, columns_of_rows, head, of_documents, own_documents,
+    piece_of, place_of_thread, score, settle, share, span_of, store, stride, sum_of, turn, weigh,
+    words,
 };
 use crate::{
     attention::{LOWEST, place},
@@ -202,19 +203,10 @@ fn piece(
     let mut begin = 0usize;
     let mut last = end;
     if comptime!(how.documents.is_some()) {
-        begin = keys;
-        last = 0usize;
-        #[unroll]
-        for panel in 0..comptime!(how.rows() / 64) {
-            let at = min(row + comptime!(64 * panel), queries - 1usize);
-            let own = span_of(buffers, numbers, line / *numbers.index(0usize), at, how);
-            if own.first < own.end {
-                begin = min(begin, own.first);
-                last = max(last, own.end);
-            }
-        }
-        last = min(last, end);
-        begin = min(begin, last) / comptime!(how.columns) * comptime!(how.columns);
+        let batch = line / *numbers.index(0usize);
+        let own = columns_of_rows(buffers, numbers, batch, row, rows, how);
+        last = min(own.1, end);
+        begin = min(own.0, last) / comptime!(how.columns) * comptime!(how.columns);
     }
     Piece {
         row,

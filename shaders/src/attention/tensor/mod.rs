@@ -27,7 +27,7 @@ use crate::{
 };
 use anymesh_kernel::{DType, View, backend::AttentionCall};
 use cubecl::prelude::*;
-use documents::{Own, of_documents, own_documents, span_of};
+use documents::{Own, columns_of_rows, of_documents, own_documents, span_of};
 
 /// What a launch is specialised on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,17 +1,14 @@
 //! The gradients by small cubes, of which several share a multiprocessor where there is room and hide
 //! each other's waits. All their threads bring tiles, the next one while this one is used.
 
-use super::{
-    rows::{HIGHEST, mean_rise},
-    span_of,
-};
+use super::rows::{HIGHEST, mean_rise};
 use crate::{
     Cores,
     attention::{
         Goal, LOWEST, place,
         tensor::{
-            How, Own, bring_rows, head, of_documents, own_documents, piece_of, place_of_thread,
-            score, settle, store, stride, weigh, words,
+            How, Own, bring_rows, columns_of_rows, head, of_documents, own_documents, piece_of,
+            place_of_thread, score, settle, span_of, store, stride, weigh, words,
         },
     },
     hopper::{exp2, put1, see_brought, shared_address},
@@ -222,18 +219,8 @@ pub(super) fn run<N: Size, S: Size, W: Size>(
     let mut begin = begin;
     let mut end = end;
     if comptime!(how.documents.is_some()) {
-        let mut nearest = end;
-        let mut last = 0usize;
-        #[unroll]
-        for i in 0..comptime!(rows / 64) {
-            let at = min(row + comptime!(64 * i), own_rows - 1usize);
-            let span = span_of(buffers, numbers, batch, at, how);
-            if span.first < span.end {
-                nearest = min(nearest, span.first);
-                last = max(last, span.end);
-            }
-        }
-        begin = max(begin, nearest / columns * columns);
+        let (first, last) = columns_of_rows(buffers, numbers, batch, row, rows, how);
+        begin = max(begin, first / columns * columns);
         end = min(end, last);
     }
 

@@ -1,12 +1,12 @@
 //! What the threads do that compute gradients.
 
-use super::{OWN_READ, OWN_THERE, Room, TILE_READ, TILE_THERE, piece, pieces, span_of};
+use super::{OWN_READ, OWN_THERE, Room, TILE_READ, TILE_THERE, piece, pieces};
 use crate::{
     attention::{
         Goal, LOWEST, place,
         tensor::{
             How, STAGES, barrier, head, of_documents, own_documents, place_of_thread, score,
-            settle, store, stride, sum_of, turn, weigh,
+            settle, span_of, store, stride, sum_of, turn, weigh,
         },
     },
     hopper::{arrive, exp2, get2_shared, get4, pack, put1, see_brought, unpack, wait_for},
