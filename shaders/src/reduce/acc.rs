@@ -163,6 +163,57 @@ pub(super) fn absorb<T: Numeric>(
     a.index = both.index;
 }
 
+/// `exp(x - top)` where nothing is larger than the top; one where they are equal, as infinities must
+/// not be subtracted from each other.
+#[cube]
+fn share<T: Numeric>(
+    x: Vector<T, Const<4>>,
+    top: Vector<T, Const<4>>,
+    #[comptime] kind: Kind,
+    #[comptime] native: bool,
+) -> Vector<T, Const<4>> {
+    let power = if comptime!(native && kind == Kind::F32) {
+        // An error in the units of the largest term, which is one, is all that matters.
+        Vector::cast_from(nvidia::coarse_exp(F4::cast_from(x - top)))
+    } else {
+        exp(x - top, kind)
+    };
+    select_many(x.equal(&top), Vector::new(T::from_int(1)), power)
+}
+
+/// Combines several values at once into `a`: for log-sum-exp what was there is made less once for all
+/// of them.
+#[cube]
+pub(super) fn absorb_all<T: Numeric>(
+    a: &mut Acc<T>,
+    values: &Sequence<Acc<T>>,
+    #[comptime] count: usize,
+    #[comptime] op: ReduceOp,
+    #[comptime] kind: Kind,
+    #[comptime] native: bool,
+) {
+    if comptime!(op == ReduceOp::LogSumExp) {
+        let mut top = a.value;
+        #[unroll]
+        for k in 0..count {
+            top = extreme(top, values.index(k).value, true, kind);
+        }
+        let mut sum = a.sum * share(a.value, top, kind, native);
+        #[unroll]
+        for k in 0..count {
+            let value = values.index(k);
+            sum += value.sum * share(value.value, top, kind, native);
+        }
+        a.value = top;
+        a.sum = sum;
+    } else {
+        #[unroll]
+        for k in 0..count {
+            absorb(a, values.index(k), op, kind);
+        }
+    }
+}
+
 /// Four elements as accumulators; lanes from `valid` on are left out.
 #[cube]
 pub(super) fn enter<T: Numeric>(

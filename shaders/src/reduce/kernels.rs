@@ -190,6 +190,7 @@ pub(super) fn reduce_rows<T: Numeric>(
     #[comptime] how: How,
 ) {
     let (identity, scale) = (identity.get::<T>(), scale.get::<T>());
+    let native = comptime!(plan.native());
     let width = comptime!(how.width as usize);
     let line = CUBE_POS * comptime!(CUBE as usize / how.width as usize) + UNIT_POS as usize / width;
     let (row, split) = (line % rows, line / rows);
@@ -211,17 +212,14 @@ pub(super) fn reduce_rows<T: Numeric>(
                 plan.clone(),
             ));
         }
+        let mut entered = Sequence::<Acc<T>>::new();
         #[unroll]
         for u in 0..how.unroll {
             let at = (chunk + u * width) * 4usize;
             let valid = select(chunk + u * width < end, length - at, 0usize);
-            absorb(
-                &mut acc,
-                &enter(*loaded.index(u), at, valid, identity),
-                op,
-                how.kind,
-            );
+            entered.push(enter(*loaded.index(u), at, valid, identity));
         }
+        absorb_all(&mut acc, &entered, how.unroll, op, how.kind, native);
         chunk += how.unroll * width;
     }
     let acc = tree(acc, how.width, op, how.kind);
@@ -305,6 +303,7 @@ pub(super) fn reduce_columns<T: Numeric>(
     #[comptime] how: How,
 ) {
     let (identity, scale) = (identity.get::<T>(), scale.get::<T>());
+    let native = comptime!(plan.native());
     let width = comptime!(how.width as usize);
     let lines = comptime!(CUBE as usize / how.width as usize);
     let groups = (columns + 3usize) / 4usize;
@@ -326,6 +325,7 @@ pub(super) fn reduce_columns<T: Numeric>(
                 let at = min(row + u * lines, end - 1usize) * columns + group * 4usize;
                 loaded.push(elements::<T>(inputs, faults, at, plan.clone()));
             }
+            let mut all = Sequence::<Acc<T>>::new();
             #[unroll]
             for u in 0..how.unroll {
                 let inside = row + u * lines < end;
@@ -336,8 +336,9 @@ pub(super) fn reduce_columns<T: Numeric>(
                     identity,
                 );
                 entered.index = U4::new(select(inside, (row + u * lines) as u32, 0xffff_ffffu32));
-                absorb(&mut acc, &entered, op, how.kind);
+                all.push(entered);
             }
+            absorb_all(&mut acc, &all, how.unroll, op, how.kind, native);
             row += how.unroll * lines;
         }
         let acc = tree_across(acc, how.width, op, how.kind);
