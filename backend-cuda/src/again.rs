@@ -17,6 +17,7 @@ use crate::{
     engine::Way,
     lists::Lists,
     memory::{GpuArena, place, taken_by},
+    order::Access,
     queue::Prepared,
     replay::Held,
     server::{Argument, Taped},
@@ -46,6 +47,8 @@ const NUMBERS: usize = 4;
 pub(crate) struct Again {
     pub(crate) launch: Prepared,
     pub(crate) slots: Vec<Slot>,
+    /// Whether its call is a product or attention.
+    pub(crate) long: bool,
 }
 
 /// An argument that is an address.
@@ -55,6 +58,18 @@ pub(crate) struct Slot {
     pub(crate) bytes: u64,
     read: bool,
     written: bool,
+    changed: bool,
+}
+
+impl Again {
+    /// The memory that it uses, with these addresses.
+    pub(crate) fn accesses(&self, addresses: &[u64]) -> SmallVec<[Access; 8]> {
+        let access = |(slot, address): (&Slot, &u64)| Access {
+            place: *address..*address + slot.bytes,
+            written: slot.changed,
+        };
+        self.slots.iter().zip(addresses).map(access).collect()
+    }
 }
 
 impl Slot {
@@ -300,6 +315,10 @@ fn learned(kernel: &Kernel, made: &Buffers, taken: &[Memory], tape: Vec<Taped>) 
             None => within(&operands, &argument.place).map(|(k, at)| From::Operand(k, at)),
         }
     };
+    let long = matches!(
+        kernel,
+        Kernel::Matmul(_) | Kernel::Attention(_) | Kernel::AttentionBackward(_)
+    );
     let launches = (tape.into_iter())
         .map(|taped| {
             let slots = (taped.arguments.iter())
@@ -309,12 +328,14 @@ fn learned(kernel: &Kernel, made: &Buffers, taken: &[Memory], tape: Vec<Taped>) 
                         bytes: argument.place.end - argument.place.start,
                         read: argument.read,
                         written: argument.written,
+                        changed: argument.changed,
                     })
                 })
                 .collect::<Option<Vec<_>>>()?;
             Some(Again {
                 launch: taped.launch,
                 slots,
+                long,
             })
         })
         .collect::<Option<Vec<_>>>()?;

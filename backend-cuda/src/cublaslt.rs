@@ -29,7 +29,8 @@ use cudarc::{
     driver::{CudaContext, sys as driver},
 };
 use plan::{
-    CHOICES, Problem, ProductPlan, WORKSPACE, alignment, has_product, has_scaled_product, problem,
+    Algorithm, CHOICES, Problem, ProductPlan, WORKSPACE, alignment, has_product,
+    has_scaled_product, problem,
 };
 use std::{
     collections::HashMap,
@@ -81,8 +82,8 @@ struct Ready {
     problem: Problem,
     plan: ProductPlan,
     /// What it is computed by, and what else the library would compute it by.
-    algorithm: sys::cublasLtMatmulAlgo_t,
-    choices: Vec<sys::cublasLtMatmulAlgo_t>,
+    algorithm: Algorithm,
+    choices: Vec<Algorithm>,
 }
 
 // SAFETY: descriptors that nobody changes any more.
@@ -150,7 +151,7 @@ impl Library {
     fn multiply_by(
         &self,
         ready: &Ready,
-        algorithm: &sys::cublasLtMatmulAlgo_t,
+        algorithm: &Algorithm,
         [a, b, out]: [u64; 3],
         beside: Beside,
         stream: Stream,
@@ -187,7 +188,7 @@ impl Library {
                 plan.layouts[2],
                 out as *mut c_void,
                 plan.layouts[2],
-                algorithm,
+                &algorithm.algorithm,
                 self.workspace as *mut c_void,
                 WORKSPACE,
                 stream.0.cast(),
@@ -379,6 +380,7 @@ impl CublasLt {
             return Ok(None);
         };
         let library = self.library.clone();
+        let workspace = library.workspace..library.workspace + ready.algorithm.workspace as u64;
         let [a, b, to] = addresses;
         self.engine.product(replay::Library {
             identity: [
@@ -403,6 +405,7 @@ impl CublasLt {
                 )
                 .collect(),
             writes: out_at,
+            workspace: (!workspace.is_empty()).then_some(workspace),
             work: Box::new(move |stream| library.multiply(&ready, addresses, beside, stream)),
         });
         Ok(Some(match taken {

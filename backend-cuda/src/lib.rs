@@ -22,6 +22,7 @@ mod log;
 mod memory;
 #[cfg(feature = "nccl")]
 pub mod nccl;
+mod order;
 mod pool;
 mod queue;
 mod replay;

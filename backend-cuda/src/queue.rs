@@ -74,6 +74,10 @@ pub(crate) trait Queue: Send + 'static {
     /// Calls of `launch` and of libraries are written down from here on, and not run.
     fn write_down(&mut self) -> Result<(), String>;
 
+    /// What is written down next waits for these alone, by the order in which this was called for
+    /// them, and not for everything before.
+    fn wait_for(&mut self, earlier: &[u32]) -> Result<(), String>;
+
     /// What was written down. Ends the writing also where it fails.
     fn written(&mut self) -> Result<Graph, String>;
 
@@ -81,7 +85,7 @@ pub(crate) trait Queue: Send + 'static {
     fn replay(&mut self, graph: &Graph) -> Result<(), String>;
 }
 
-/// A list of kernels that the driver queues at once.
+/// Kernels that the driver queues at once.
 #[derive(Debug)]
 pub(crate) struct Graph(pub(crate) sys::CUgraphExec);
 
@@ -145,6 +149,10 @@ impl Queue for Nothing {
     }
 
     fn write_down(&mut self) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn wait_for(&mut self, _: &[u32]) -> Result<(), String> {
         Ok(())
     }
 

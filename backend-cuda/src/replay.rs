@@ -1,6 +1,6 @@
 //! A launch that can be made any number of times: what is launched, with its addresses.
 
-use crate::{again::Again, queue::Stream};
+use crate::{again::Again, order::Access, queue::Stream};
 use smallvec::SmallVec;
 use std::{ops::Range, sync::Arc};
 
@@ -18,12 +18,48 @@ pub(crate) enum Held {
 
 /// What a library does on the stream, the same every time.
 pub(crate) struct Library {
-    /// What tells it apart from others: its problem and its addresses.
+    /// What tells it apart from others: its problem, and then its addresses.
     pub(crate) identity: [u64; 8],
     pub(crate) reads: SmallVec<[Range<u64>; 3]>,
     pub(crate) writes: Range<u64>,
+    /// Memory that it needs meanwhile and shares with others.
+    pub(crate) workspace: Option<Range<u64>>,
     #[allow(clippy::type_complexity)]
     pub(crate) work: Box<dyn Fn(Stream) -> Result<(), String> + Send + Sync>,
+}
+
+impl Held {
+    /// Whether it is a product or attention.
+    pub(crate) fn takes_long(&self) -> bool {
+        match self {
+            Self::Again { launches, .. } => launches.iter().any(|again| again.long),
+            Self::Library(_) => true,
+        }
+    }
+
+    /// Whether it does the same, wherever its operands lie.
+    pub(crate) fn does_as(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Again { launches: a, .. }, Self::Again { launches: b, .. }) => Arc::ptr_eq(a, b),
+            (Self::Library(a), Self::Library(b)) => a.identity[0] == b.identity[0],
+            _ => false,
+        }
+    }
+}
+
+impl Library {
+    /// The memory that it uses.
+    pub(crate) fn accesses(&self) -> SmallVec<[Access; 8]> {
+        let access = |place: &Range<u64>, written| Access {
+            place: place.clone(),
+            written,
+        };
+        let reads = self.reads.iter().map(|place| access(place, false));
+        let writes = std::iter::once(&self.writes).chain(&self.workspace);
+        reads
+            .chain(writes.map(|place| access(place, true)))
+            .collect()
+    }
 }
 
 impl PartialEq for Held {

@@ -8,6 +8,7 @@ use crate::{
 use cubecl::bytes::Bytes;
 use cubecl_environment::future::DynFut;
 use cudarc::driver::{CudaContext, CudaStream, sys};
+use smallvec::SmallVec;
 use std::{
     ffi::{CString, c_void},
     ops::Range,
@@ -30,11 +31,31 @@ pub(crate) struct GpuStream {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
     staging: Arc<Staging>,
+    /// Of what is written down: what each part of it ended in. Nothing where the driver is too old to
+    /// be told what waits for what.
+    ends: Option<Vec<Nodes>>,
+    /// Whether a part is being written down.
+    open: bool,
 }
+
+/// Work in a graph of the driver's.
+type Nodes = SmallVec<[sys::CUgraphNode; 1]>;
+
+// SAFETY: names for something in the driver, used by the thread that owns the stream.
+unsafe impl Send for GpuStream {}
+
+/// The first version of the driver that can be told what waits for what.
+const BRANCHES: i32 = 12_030;
 
 impl GpuStream {
     pub(crate) fn new(context: &Arc<CudaContext>) -> Result<Self, String> {
         bind(context)?;
+        let mut version = 0;
+        // SAFETY: writes a number.
+        check("cuDriverGetVersion", unsafe {
+            sys::cuDriverGetVersion(&mut version)
+        })?;
+        let branches = version >= BRANCHES;
         Ok(Self {
             context: context.clone(),
             stream: (context.new_stream()).map_err(|e| format!("cuStreamCreate: {e}"))?,
@@ -42,7 +63,34 @@ impl GpuStream {
                 context: context.clone(),
                 free: Mutex::default(),
             }),
+            ends: branches.then(Vec::new),
+            open: false,
         })
+    }
+
+    /// What the work that is written down so far ended in.
+    fn newest(&self) -> Result<Nodes, String> {
+        let (mut nodes, mut edges, mut count) = (std::ptr::null(), std::ptr::null(), 0);
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: a live stream, which is writing down; the driver's list is good until its next call.
+        unsafe {
+            check(
+                "cuStreamGetCaptureInfo",
+                sys::cuStreamGetCaptureInfo_v3(
+                    self.stream.cu_stream(),
+                    &mut status,
+                    std::ptr::null_mut(),
+                    std::ptr::null_mut(),
+                    &mut nodes,
+                    &mut edges,
+                    &mut count,
+                ),
+            )?;
+            match count {
+                0 => Ok(Nodes::new()),
+                _ => Ok(std::slice::from_raw_parts(nodes, count).into()),
+            }
+        }
     }
 }
 
@@ -176,11 +224,39 @@ impl Queue for GpuStream {
     }
 
     fn write_down(&mut self) -> Result<(), String> {
+        self.ends.iter_mut().for_each(Vec::clear);
+        self.open = false;
         // Other threads may allocate meanwhile.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: a live stream.
         check("cuStreamBeginCapture", unsafe {
             sys::cuStreamBeginCapture_v2(self.stream.cu_stream(), mode)
+        })
+    }
+
+    fn wait_for(&mut self, earlier: &[u32]) -> Result<(), String> {
+        if self.ends.is_none() {
+            return Ok(());
+        }
+        let last = self.open.then(|| self.newest()).transpose()?;
+        self.open = true;
+        let Some(ends) = &mut self.ends else {
+            return Ok(());
+        };
+        ends.extend(last);
+        let mut nodes: Vec<sys::CUgraphNode> = (earlier.iter())
+            .flat_map(|k| ends[*k as usize].iter().copied())
+            .collect();
+        let all = sys::CUstreamUpdateCaptureDependencies_flags::CU_STREAM_SET_CAPTURE_DEPENDENCIES;
+        // SAFETY: a live stream, which is writing down, and nodes of its graph.
+        check("cuStreamUpdateCaptureDependencies", unsafe {
+            sys::cuStreamUpdateCaptureDependencies_v2(
+                self.stream.cu_stream(),
+                nodes.as_mut_ptr(),
+                std::ptr::null(),
+                nodes.len(),
+                all as u32,
+            )
         })
     }
 

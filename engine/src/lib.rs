@@ -89,6 +89,10 @@ pub struct Options {
     pub new_programs: usize,
     /// Bytes that operands may stay longer for one fused kernel than without it.
     pub slack: u64,
+    /// Launches after which memory that a list needs no more is given back, as long as that is no more
+    /// than so many bytes: what is taken at once by others makes these wait for its last reader, where
+    /// a device could run both beside each other.
+    pub lag: (usize, u64),
     /// Bytes of plans that are kept.
     pub plans: usize,
     /// Whether a list is fused the first time it comes, too. What never comes again costs more to plan,
@@ -106,6 +110,7 @@ impl Options {
             compiles: false,
             new_programs: usize::MAX,
             slack: 32 << 20,
+            lag: (0, 0),
             plans: 64 << 20,
             first: true,
         }
@@ -120,6 +125,7 @@ impl Options {
             compiles: true,
             new_programs: 64,
             slack: 256 << 20,
+            lag: (16, 256 << 20),
             plans: 64 << 20,
             first: false,
         }

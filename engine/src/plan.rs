@@ -10,7 +10,7 @@ use crate::{
     over::{self, Pairs},
     program::{Joined, join},
 };
-use anymesh_kernel::{MapProgram, Shape, backend::Wanted};
+use anymesh_kernel::{MapProgram, Mixed, Shape, backend::Wanted};
 use std::{
     cmp::Reverse,
     collections::{BinaryHeap, HashSet},
@@ -85,7 +85,7 @@ impl Plan {
             steps: steps.collect(),
             ..Self::default()
         };
-        release(&mut plan, graph.kernels.len());
+        release(&mut plan, graph, (0, 0));
         plan.over = over::pairs(&plan, graph);
         plan
     }
@@ -144,7 +144,7 @@ impl Planner {
                 }
             }
         }
-        release(&mut plan, graph.kernels.len());
+        release(&mut plan, graph, options.lag);
         plan.over = over::pairs(&plan, graph);
         plan.wanted = wanted(&plan, graph);
         plan.number = Some(PLANS.fetch_add(1, Ordering::Relaxed));
@@ -319,9 +319,10 @@ fn wanted(plan: &Plan, graph: &Graph<'_>) -> Vec<Wanted> {
     wanted
 }
 
-/// Says after which step each launch, and with it its operands, is let go.
-fn release(plan: &mut Plan, count: usize) {
-    let mut last: Vec<Option<usize>> = vec![None; count];
+/// Says after which step each launch, and with it its operands, is let go: at most so many steps and
+/// bytes [later](Options::lag) than it could be.
+fn release(plan: &mut Plan, graph: &Graph<'_>, (lag, bytes): (usize, u64)) {
+    let mut last: Vec<Option<usize>> = vec![None; graph.kernels.len()];
     for (i, step) in plan.steps.iter().enumerate() {
         match step {
             Step::Single(node) => last[*node as usize] = Some(i),
@@ -332,11 +333,51 @@ fn release(plan: &mut Plan, count: usize) {
             }
         }
     }
-    plan.after = vec![vec![]; plan.steps.len()];
-    for (node, last) in last.into_iter().enumerate() {
+    let mut done: Vec<Vec<u32>> = vec![vec![]; plan.steps.len()];
+    for (node, last) in last.iter().enumerate() {
         match last {
-            Some(step) => plan.after[step].push(node as u32),
+            Some(step) => done[*step].push(node as u32),
             None => plan.dead.push(node as u32),
         }
     }
+    if lag == 0 {
+        plan.after = done;
+        return;
+    }
+    let freed = freed(&last, graph, plan.steps.len());
+    let (mut waiting, mut first) = (0, 0);
+    for step in 0..done.len() {
+        waiting += freed[step];
+        let mut gone = vec![];
+        while first <= step && (step - first >= lag || waiting > bytes || step + 1 == done.len()) {
+            gone.append(&mut done[first]);
+            waiting -= freed[first];
+            first += 1;
+        }
+        plan.after.push(gone);
+    }
+}
+
+/// The bytes of what nobody needs any more, after each step.
+fn freed(last: &[Option<usize>], graph: &Graph<'_>, steps: usize) -> Vec<u64> {
+    let mut until = Mixed::<Source, usize>::default();
+    for (node, step) in last.iter().enumerate() {
+        let Some(step) = *step else { continue };
+        let results = (0..graph.results[node].len()).map(|output| Source::Result {
+            node: node as u32,
+            output: output as u8,
+        });
+        for source in graph.operands[node].iter().copied().chain(results) {
+            let until = until.entry(source).or_default();
+            *until = step.max(*until);
+        }
+    }
+    let mut freed = vec![0; steps];
+    for (source, step) in until {
+        let known = graph.known(source);
+        if !known.held {
+            freed[step] += known.bytes;
+        }
+    }
+    freed
 }

@@ -377,6 +377,31 @@ fn memory_is_what_there_is_and_never_more_than_without_the_engine() {
 }
 
 #[test]
+fn memory_is_given_back_so_many_launches_and_bytes_later() {
+    let peak = |lag: (usize, u64)| {
+        let mut options = Options::host();
+        // Every launch by itself.
+        (options.compiles, options.new_programs, options.lag) = (true, 0, lag);
+        let device = deferred_with(&anymesh_backend_cpu::device(), options);
+        let x = floats(&device, [1000], &[1.0; 1000]);
+        device.reset_peak();
+        let mut y = one(&device, "exp", &x, |v| v.exp());
+        for _ in 0..8 {
+            y = one(&device, "exp", &y, |v| v.exp());
+        }
+        device.sync().expect("nothing is wrong");
+        assert_eq!(device.memory().in_use, 8000, "what is held");
+        device.memory().peak / 4000
+    };
+    // What is held, what is read and what is written.
+    assert_eq!(peak((0, u64::MAX)), 3);
+    assert_eq!(peak((2, u64::MAX)), 5);
+    assert_eq!(peak((2, 4000)), 4, "only so many bytes");
+    assert_eq!(peak((2, 3999)), 3);
+    assert_eq!(peak((100, u64::MAX)), 10, "all of the list");
+}
+
+#[test]
 fn threads_share_a_device() {
     let (device, _) = watched();
     std::thread::scope(|scope| {

@@ -259,7 +259,8 @@ impl CubeBackend {
             .plane
             .contains(cubecl::features::Plane::Ops);
         let faults = arena.standing(vec![0; fault::WORDS * 4])?;
-        // Kernels run one after the other there, so that all can have the same counters.
+        // Kernels that write the same memory run one after the other there, so that all can have the
+        // same counters.
         let tickets = match arena.address(&faults) {
             Some(_) if client.properties().features.device_memory_scope => {
                 Some(arena.standing(vec![0; reduce::TICKETS * 4])?)

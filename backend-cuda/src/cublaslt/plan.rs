@@ -79,6 +79,14 @@ pub(super) fn element(dtype: DType) -> Type {
     }
 }
 
+/// A way of the library's to compute a problem.
+#[derive(Clone, Copy)]
+pub(super) struct Algorithm {
+    pub(super) algorithm: sys::cublasLtMatmulAlgo_t,
+    /// Bytes of scratch memory that it needs.
+    pub(super) workspace: usize,
+}
+
 /// The library's descriptors of a problem.
 pub(super) struct ProductPlan {
     pub(super) matmul: sys::cublasLtMatmulDesc_t,
@@ -168,7 +176,7 @@ impl ProductPlan {
         handle: sys::cublasLtHandle_t,
         problem: &Problem,
         most: usize,
-    ) -> Result<Vec<sys::cublasLtMatmulAlgo_t>, String> {
+    ) -> Result<Vec<Algorithm>, String> {
         let preference = lt::create_matmul_pref().map_err(|e| e.to_string())?;
         let workspace = WORKSPACE;
         let alignments = [
@@ -236,7 +244,11 @@ impl ProductPlan {
             let usable = |one: &sys::cublasLtMatmulHeuristicResult_t| {
                 one.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS
             };
-            Ok(found.filter(usable).map(|one| one.algo).collect())
+            let algorithm = |one: sys::cublasLtMatmulHeuristicResult_t| Algorithm {
+                algorithm: one.algo,
+                workspace: one.workspaceSize,
+            };
+            Ok(found.filter(usable).map(algorithm).collect())
         }
     }
 }

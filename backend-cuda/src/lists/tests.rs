@@ -33,6 +33,7 @@ impl Scene {
             identity: [at, 0, 0, 0, 0, 0, 0, 0],
             reads: SmallVec::new(),
             writes,
+            workspace: None,
             work: Box::new(move |_| {
                 log.lock().expect("nobody panics").push(at);
                 Ok(())
@@ -344,6 +345,7 @@ fn lists_that_were_not_used_for_longest_go() {
             identity: [0; 8],
             reads: SmallVec::new(),
             writes: 0..1,
+            workspace: None,
             work: Box::new(|_| Ok(())),
         }));
         let listed = Listed {

@@ -5,10 +5,24 @@ use crate::{
     again::Slot,
     lists::Listed,
     log,
+    order::Order,
     queue::Prepared,
     replay::{Held, kernels},
 };
 use std::sync::Arc;
+
+/// Which launches of a list may run beside others: where those that take long come one after the other,
+/// and some of them do the same in other memory, as for simulated ranks. The driver needs longer for
+/// launches that it keeps apart, and what is short gains less than that.
+fn side_by_side(launches: &[Held]) -> Vec<bool> {
+    let mut all = Vec::with_capacity(launches.len());
+    for row in launches.chunk_by(|a, b| a.takes_long() == b.takes_long()) {
+        let came = |k: usize| row[..k].iter().any(|other| other.does_as(&row[k]));
+        let beside = row[0].takes_long() && (1..row.len()).any(came);
+        all.resize(all.len() + row.len(), beside);
+    }
+    all
+}
 
 impl Launcher {
     /// From here on launches are a list, which is queued when it ends.
@@ -48,7 +62,10 @@ impl Launcher {
         let mut graph = listed.graph();
         if graph.is_none() {
             let written = self.queue.write_down().and_then(|()| {
-                let all = (listed.launches.iter()).try_for_each(|held| self.enqueue(held));
+                let mut order = Order::default();
+                let mut launches = listed.launches.iter().zip(side_by_side(&listed.launches));
+                let all = launches
+                    .try_for_each(|(held, beside)| self.write_down(held, beside, &mut order));
                 // Ends the writing, whatever came of it.
                 let graph = self.queue.written();
                 all.and(graph)
@@ -108,15 +125,22 @@ impl Launcher {
         }
     }
 
-    /// Gives a launch to the driver, without a look at what it reads.
-    fn enqueue(&mut self, held: &Held) -> Result<(), String> {
+    /// Gives a launch of a graph to the driver.
+    fn write_down(&mut self, held: &Held, beside: bool, order: &mut Order) -> Result<(), String> {
         match held {
-            Held::Library(library) => (library.work)(self.queue.stream()),
+            Held::Library(library) => {
+                self.queue
+                    .wait_for(&order.next(&library.accesses(), beside))?;
+                (library.work)(self.queue.stream())
+            }
             Held::Again {
                 launches,
                 addresses,
-            } => kernels(launches, addresses)
-                .try_for_each(|(again, its)| self.restart(&again.launch, its)),
+            } => kernels(launches, addresses).try_for_each(|(again, its)| {
+                self.queue
+                    .wait_for(&order.next(&again.accesses(its), beside))?;
+                self.restart(&again.launch, its)
+            }),
         }
     }
 
@@ -130,5 +154,66 @@ impl Launcher {
             addresses,
             &launch.info,
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{again::Again, queue::Function, replay::Library};
+    use smallvec::SmallVec;
+
+    fn product(problem: u64) -> Held {
+        Held::Library(Arc::new(Library {
+            identity: [problem, 0, 0, 0, 0, 0, 0, 0],
+            reads: SmallVec::new(),
+            writes: 0..1,
+            workspace: None,
+            work: Box::new(|_| Ok(())),
+        }))
+    }
+
+    fn call(long: bool) -> Held {
+        let launch = Prepared {
+            name: "kernel".into(),
+            function: Function(std::ptr::null_mut()),
+            grid: [1; 3],
+            block: [1; 3],
+            shared: 0,
+            info: vec![],
+        };
+        let slots = vec![];
+        Held::Again {
+            launches: Arc::new([Again {
+                launch,
+                slots,
+                long,
+            }]),
+            addresses: SmallVec::new(),
+        }
+    }
+
+    #[test]
+    fn equal_work_of_ranks_runs_side_by_side_and_other_work_does_not() {
+        let attention = call(true);
+        let short = call(false);
+        let list = [
+            product(1),
+            product(2),
+            short.clone(),
+            product(1),
+            product(2),
+            product(1),
+            short.clone(),
+            short,
+            attention.clone(),
+            attention,
+            call(false),
+            product(1),
+        ];
+        let beside: Vec<usize> = (side_by_side(&list).iter().enumerate())
+            .filter_map(|(k, beside)| beside.then_some(k))
+            .collect();
+        assert_eq!(beside, [3, 4, 5, 8, 9]);
     }
 }

@@ -20,6 +20,8 @@ pub(crate) struct Argument {
     pub(crate) place: Range<u64>,
     pub(crate) read: bool,
     pub(crate) written: bool,
+    /// Whether it may hold something else after the launch.
+    pub(crate) changed: bool,
     /// Whether it is the same at every launch.
     pub(crate) standing: bool,
 }
@@ -65,13 +67,17 @@ impl Launcher {
         };
         let read = among(arguments.buffers_read(Some(&loaded.io)).collect());
         let written = among(arguments.buffers_written(Some(&loaded.io)).collect());
-        let given =
-            (all.iter().zip(read).zip(written)).map(|((binding, read), written)| Argument {
+        // In kernels with instructions of their own CubeCL takes everything for written.
+        let declared = among(arguments.buffers_written(None).collect());
+        let given = (all.iter().zip(read).zip(written.into_iter().zip(declared))).map(
+            |((binding, read), (written, declared))| Argument {
                 place: place(binding),
                 read,
                 written,
+                changed: written && (declared || binding.stream == STANDING),
                 standing: binding.stream == STANDING,
-            });
+            },
+        );
         tape.push(Taped {
             launch: Prepared {
                 name: name.into(),
