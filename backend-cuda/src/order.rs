@@ -1,8 +1,7 @@
-//! Which launches have to wait for which: what a graph is made of, where all others may run beside
-//! each other.
+//! Which launches of a graph have to wait for which: those that use memory which the other writes.
 //!
-//! Ranks that are simulated on one GPU do equal work in memory of their own, and so do the two
-//! gradients of a product: one by one, each of these leaves a part of the GPU idle at its end.
+//! Ranks that are simulated on one GPU do equal work in memory of their own. One by one, each of them
+//! leaves a part of the GPU idle at its end.
 
 use smallvec::SmallVec;
 use std::{collections::BTreeMap, ops::Range};

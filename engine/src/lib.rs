@@ -45,7 +45,8 @@
 //!   reads their results, in the order of the program, unfused.
 //! - **Errors where they belong.** What fails when it runs is an error of its results and of all that
 //!   is computed from them, and the next read or sync reports the first one. Everything else goes on.
-//! - **Memory.** An operand is let go when the last kernel that waits for it has run.
+//! - **Memory.** An operand is let go when the last kernel that waits for it has run; on GPUs [so many
+//!   launches and bytes](Options::lag) later.
 //! - **Bounds.** Plans are kept in a cache of bounded size, and one flush makes only so many programs
 //!   that were not seen before; what is beyond runs unfused.
 //!
