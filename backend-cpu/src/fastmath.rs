@@ -121,7 +121,7 @@ impl Shifted {
             .mul_add(f, 0.009_618_082)
             .mul_add(f, 0.055_503_57)
             .mul_add(f, 0.240_226_5)
-            .mul_add(f, 0.693_147_2);
+            .mul_add(f, std::f32::consts::LN_2);
         let result =
             series.mul_add(f, 1.0) * f32::from_bits(rounded.to_bits().wrapping_add(127) << 23);
         if power < -126.0 { 0.0 } else { result }
