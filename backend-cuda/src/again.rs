@@ -58,7 +58,6 @@ pub(crate) struct Slot {
     pub(crate) bytes: u64,
     read: bool,
     written: bool,
-    changed: bool,
 }
 
 impl Again {
@@ -66,7 +65,7 @@ impl Again {
     pub(crate) fn accesses(&self, addresses: &[u64]) -> SmallVec<[Access; 8]> {
         let access = |(slot, address): (&Slot, &u64)| Access {
             place: *address..*address + slot.bytes,
-            written: slot.changed,
+            written: slot.written,
         };
         self.slots.iter().zip(addresses).map(access).collect()
     }
@@ -328,7 +327,6 @@ fn learned(kernel: &Kernel, made: &Buffers, taken: &[Memory], tape: Vec<Taped>) 
                         bytes: argument.place.end - argument.place.start,
                         read: argument.read,
                         written: argument.written,
-                        changed: argument.changed,
                     })
                 })
                 .collect::<Option<Vec<_>>>()?;

@@ -37,7 +37,6 @@ fn argument(place: Range<u64>, standing: bool) -> Argument {
         place,
         read: true,
         written: false,
-        changed: false,
         standing,
     }
 }

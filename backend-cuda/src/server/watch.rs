@@ -20,8 +20,6 @@ pub(crate) struct Argument {
     pub(crate) place: Range<u64>,
     pub(crate) read: bool,
     pub(crate) written: bool,
-    /// Whether it may hold something else after the launch.
-    pub(crate) changed: bool,
     /// Whether it is the same at every launch.
     pub(crate) standing: bool,
 }
@@ -67,14 +65,14 @@ impl Launcher {
         };
         let read = among(arguments.buffers_read(Some(&loaded.io)).collect());
         let written = among(arguments.buffers_written(Some(&loaded.io)).collect());
-        // In kernels with instructions of their own CubeCL takes everything for written.
+        // In kernels with instructions of their own CubeCL takes everything for written, also what the
+        // kernel declares that it only reads.
         let declared = among(arguments.buffers_written(None).collect());
         let given = (all.iter().zip(read).zip(written.into_iter().zip(declared))).map(
             |((binding, read), (written, declared))| Argument {
                 place: place(binding),
                 read,
-                written,
-                changed: written && (declared || binding.stream == STANDING),
+                written: written && declared,
                 standing: binding.stream == STANDING,
             },
         );
