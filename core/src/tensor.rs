@@ -315,10 +315,19 @@ impl Tensor {
         matches!((&self.shard().buffer, &other.shard().buffer), (Some(a), Some(b)) if a.same(b))
     }
 
-    /// Whether this is the only handle on it and on its memory.
+    /// Whether this is the only handle on it and on its memory, of all ranks that are here.
     pub(crate) fn is_sole(&self) -> bool {
-        let sole = |view: View| self.device().backend().is_sole(&view.buffer);
-        self.is_plain() && Arc::strong_count(&self.0) == 1 && self.view().is_ok_and(sole)
+        let shared = matches!(&self.0.shards, Memory::Mesh(all) if Arc::strong_count(all) > 1);
+        let mesh = self.mesh();
+        let sole = |rank| {
+            let device = mesh.local_mesh(rank).device(0).clone();
+            let view = self.held_view(rank);
+            view.is_ok_and(|view| device.backend().is_sole(&view.buffer))
+        };
+        Arc::strong_count(&self.0) == 1
+            && !shared
+            && !crate::grad::is_recording(&[self])
+            && (0..mesh.held().len()).all(sole)
     }
 
     /// The memory of a rank that it holds, where this is the only handle on the tensor, and what the

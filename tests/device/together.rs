@@ -310,14 +310,19 @@ fn linear_maps_of_one_tensor_are_those_of_the_host(device: &Device) {
 /// The gradient of logits that nobody holds may be written over them. It is the same where somebody
 /// does, who then still finds the logits, and where the pass is made twice.
 fn logits_that_somebody_reads_later_keep_their_values(device: &Device) {
-    let bits = |t: &Tensor| t.cast(DType::F32)?.to_vec::<f32>();
-    let run = |held: bool, twice: bool| -> Result<[Vec<f32>; 3]> {
+    let bits = |t: &Tensor| t.full_tensor()?.cast(DType::F32)?.to_vec::<f32>();
+    let there = |t: Tensor, mesh: &Mesh| match mesh.is_single() {
+        true => Ok(t),
+        false => t.to_mesh(mesh, "[@dp,...]"),
+    };
+    let run = |mesh: &Mesh, held: bool, twice: bool| -> Result<[Vec<f32>; 3]> {
         let x = random(&[64, 5000], 7, device)?.cast(DType::BF16)?;
-        let x = x.require_grad()?;
+        let x = there(x, mesh)?.require_grad()?;
         let target = random(&[64], 8, device)?
             .abs()?
             .mul(4999.0)?
             .cast(DType::I32)?;
+        let target = there(target, mesh)?;
         let logits = x.mul(2.0)?;
         let before = bits(&logits)?;
         let loss = logits.cross_entropy(&target, &CrossEntropyOptions::default())?;
@@ -335,12 +340,18 @@ fn logits_that_somebody_reads_later_keep_their_values(device: &Device) {
         let gradient = gradients.get(&x)?.map(|g| bits(&g)).transpose()?;
         Ok([gradient.unwrap_or_default(), before, after])
     };
-    let [gradient, ..] = run(false, false).expect("runs");
-    assert!(gradient.iter().any(|g| *g != 0.0));
-    for (held, twice) in [(true, false), (false, true), (true, true)] {
-        let [again, before, after] = run(held, twice).expect("runs");
-        assert!(again == gradient, "held {held}, twice {twice}");
-        assert!(before == after, "held {held}, twice {twice}");
+    let meshes = [
+        Mesh::single(device),
+        Mesh::new("dp=4", device).expect("a mesh"),
+    ];
+    for mesh in &meshes {
+        let [gradient, ..] = run(mesh, false, false).expect("runs");
+        assert!(gradient.iter().any(|g| *g != 0.0));
+        for (held, twice) in [(true, false), (false, true), (true, true)] {
+            let [again, before, after] = run(mesh, held, twice).expect("runs");
+            assert!(again == gradient, "held {held}, twice {twice} on {mesh}");
+            assert!(before == after, "held {held}, twice {twice} on {mesh}");
+        }
     }
 }
 

@@ -431,6 +431,11 @@ impl Local<'_> {
         (parts > 1).then(|| (split(size, part, parts), size))
     }
 
+    /// Whether operand `i` lies as it was given to the call.
+    pub(crate) fn is_as_given(&self, i: usize, given: &Tensor) -> bool {
+        self.whole[i].is(given)
+    }
+
     /// The box that this rank computes of result `output`, whose whole shape is `shape`.
     pub(crate) fn region(&self, output: usize, shape: &Shape) -> Region {
         self.solved.solution.outputs[output].region(self.mesh, self.rank, shape)

@@ -3,12 +3,13 @@
 
 use anymesh_core::{
     DType, Error, Mesh, Result, Tensor,
+    backend::Kernel,
     grad::{GradOptions, checkpoint, custom, grad, no_grad},
     ops::Rng,
     spmd::Ledger,
 };
 use std::sync::{
-    Arc,
+    Arc, Mutex,
     atomic::{AtomicUsize, Ordering},
 };
 
@@ -473,5 +474,78 @@ fn the_gradient_of_take_along_axis_counts_every_rank_that_reads_a_replicated_sou
         (sharded.type_string().as_str(), sharded.to_vec::<f64>()?),
         ("f64[3, 4]", plain)
     );
+    Ok(())
+}
+
+/// The gradient of logits may be written over them by a kernel that is told so: where nobody else has
+/// them or their memory, on a mesh as on one device.
+#[test]
+fn logits_are_given_up_where_nobody_else_has_their_memory() -> Result<()> {
+    let told = Arc::new(Mutex::new(vec![]));
+    let tell = told.clone();
+    let device = anymesh_backend_cpu::device().decorated(move |backend, kernel| {
+        if let Kernel::RowProgram(call) = &kernel
+            && !call.program.dtypes()[0].is_empty()
+        {
+            tell.lock().expect("nobody panics").push(call.over);
+        }
+        backend.launch(kernel)
+    });
+    // The gradient of `x`, and whether each launch for it was told that it is the last.
+    type Hold = fn(&Tensor) -> Result<Option<Tensor>>;
+    let run = |mesh: &Mesh, sharding: &str, hold: Hold, passes: usize| -> Result<_> {
+        let there = |t: Tensor| match mesh.is_single() {
+            true => Ok(t),
+            false => t.to_mesh(mesh, sharding),
+        };
+        let x = Tensor::uniform([6, 64], -1.0, 1.0, DType::F32, &device, Rng::new(3))?;
+        let target = there(Tensor::arange(0.0, 6.0, 1.0, DType::I64, &device)?)?;
+        let x = there(x)?.require_grad()?;
+        let logits = x.mul(2.0)?;
+        let held = hold(&logits)?;
+        let loss = logits.cross_entropy(&target, &Default::default())?;
+        drop(logits);
+        told.lock().expect("nobody panics").clear();
+        for _ in 1..passes {
+            loss.backward_retain()?;
+        }
+        let gradient = loss.backward()?.of(&x)?.full_tensor()?.to_vec::<f32>()?;
+        drop(held);
+        Ok((
+            gradient,
+            std::mem::take(&mut *told.lock().expect("nobody panics")),
+        ))
+    };
+    let nobody: Hold = |_| Ok(None);
+    let another: Hold = |logits| Ok(Some(logits.clone()));
+    let view: Hold = |logits| logits.detach().t().map(Some);
+    let elsewhere: Hold = |logits| logits.detach().add(1.0).map(Some);
+    let one = Mesh::single(&device);
+    let (expected, over) = run(&one, "[...]", nobody, 1)?;
+    assert_eq!(over, [true]);
+    for (axes, sharding, last) in [
+        ("dp=1", "[@dp,...]", &[true][..]),
+        ("dp=3", "[@dp,...]", &[true; 3]),
+        ("dp=4", "[@dp,...]", &[true; 4]),
+        // One computes for both, from memory that both have.
+        ("dp=2", "[...]", &[false]),
+    ] {
+        let mesh = Mesh::new(axes, &device)?;
+        let not = vec![false; last.len()];
+        let cases: [(Hold, usize, Vec<bool>); 5] = [
+            (nobody, 1, last.to_vec()),
+            (nobody, 2, [&not, last].concat()),
+            (another, 1, not.clone()),
+            (view, 1, not.clone()),
+            (elsewhere, 1, last.to_vec()),
+        ];
+        for (k, (hold, passes, expected_over)) in cases.into_iter().enumerate() {
+            let (gradient, over) = run(&mesh, sharding, hold, passes)?;
+            assert_eq!(over, expected_over, "case {k} on {axes} {sharding}");
+            for (a, b) in gradient.iter().zip(&expected) {
+                assert!((a - b).abs() < 1e-6, "case {k} on {axes} {sharding}");
+            }
+        }
+    }
     Ok(())
 }

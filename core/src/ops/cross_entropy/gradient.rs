@@ -145,7 +145,7 @@ impl Classes {
         let operands = [Some(x), Some(&target), Some(lse), Some(g), share, weight];
         let operands: SmallVec<[&Tensor; 6]> = operands.into_iter().flatten().collect();
         if self.axis + 1 == x.rank() && !plain(op, &operands)? && !is_recording(&operands) {
-            return self.on_ranks(x, [&target, lse, g], share, weight);
+            return self.on_ranks((x, last), [&target, lse, g], share, weight);
         }
         self.of_logits((x, last), [&target, lse, g], share, classes)
     }
@@ -155,7 +155,7 @@ impl Classes {
     #[track_caller]
     fn on_ranks(
         &self,
-        x: &Tensor,
+        (x, last): (&Tensor, bool),
         each: [&Tensor; 3],
         share: Option<&Tensor>,
         weight: Option<&Tensor>,
@@ -180,7 +180,7 @@ impl Classes {
             weight,
         ];
         let operands: SmallVec<[&Tensor; 6]> = there.into_iter().flatten().collect();
-        let run = |inputs: &[Tensor]| {
+        let run = |inputs: &[Tensor], last: bool| {
             let mut more = inputs[4..].iter();
             let share = share
                 .as_ref()
@@ -191,7 +191,7 @@ impl Classes {
             let column = self.column(&inputs[0], weight)?;
             let [target, lse, g] = [1, 2, 3].map(|i| back(&inputs[i]));
             self.of_logits(
-                (&inputs[0], false),
+                (&inputs[0], last),
                 [&target?, &lse?, &g?],
                 share.as_ref(),
                 [weight, column.as_ref()],
@@ -200,7 +200,10 @@ impl Classes {
         Call::of(&PULL, &operands)
             .on_behalf_of(self.op)
             .optional(4, &[share.as_ref(), weight])
-            .run1_or(|l| run(l.inputs), run)
+            .run1_or(
+                |l| run(l.inputs, last && l.is_as_given(0, x)),
+                |inputs| run(inputs, false),
+            )
     }
 
     /// The gradient of logits from what is known of each position, of the shape of the logits with
