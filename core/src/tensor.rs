@@ -319,10 +319,9 @@ impl Tensor {
     pub(crate) fn is_sole(&self) -> bool {
         let shared = matches!(&self.0.shards, Memory::Mesh(all) if Arc::strong_count(all) > 1);
         let mesh = self.mesh();
-        let sole = |rank| {
-            let device = mesh.local_mesh(rank).device(0).clone();
-            let view = self.held_view(rank);
-            view.is_ok_and(|view| device.backend().is_sole(&view.buffer))
+        let sole = |i| {
+            let view = self.held_view(i);
+            view.is_ok_and(|view| mesh.device(i).backend().is_sole(&view.buffer))
         };
         Arc::strong_count(&self.0) == 1
             && !shared

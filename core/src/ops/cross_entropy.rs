@@ -380,7 +380,7 @@ impl Classes {
             .map(|w| {
                 w.reshape(
                     (self.axis..x.rank())
-                        .map(|d| if d == self.axis { self.count } else { 1 })
+                        .map(|d| if d == self.axis { w.numel() } else { 1 })
                         .collect::<Shape>(),
                 )
             })

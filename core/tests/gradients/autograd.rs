@@ -498,8 +498,12 @@ fn logits_are_given_up_where_nobody_else_has_their_memory() -> Result<()> {
             true => Ok(t),
             false => t.to_mesh(mesh, sharding),
         };
-        let x = Tensor::uniform([6, 64], -1.0, 1.0, DType::F32, &device, Rng::new(3))?;
-        let target = there(Tensor::arange(0.0, 6.0, 1.0, DType::I64, &device)?)?;
+        let x = Tensor::uniform([6, 128], -1.0, 1.0, DType::F32, &device, Rng::new(3))?;
+        let target = Tensor::arange(1.0, 121.0, 20.0, DType::I64, &device)?;
+        let target = match sharding {
+            "[_,@tp]" => target.to_mesh(mesh, "[_]"),
+            _ => there(target),
+        }?;
         let x = there(x)?.require_grad()?;
         let logits = x.mul(2.0)?;
         let held = hold(&logits)?;
@@ -527,6 +531,7 @@ fn logits_are_given_up_where_nobody_else_has_their_memory() -> Result<()> {
         ("dp=1", "[@dp,...]", &[true][..]),
         ("dp=3", "[@dp,...]", &[true; 3]),
         ("dp=4", "[@dp,...]", &[true; 4]),
+        ("tp=2", "[_,@tp]", &[true; 2]),
         // One computes for both, from memory that both have.
         ("dp=2", "[...]", &[false]),
     ] {

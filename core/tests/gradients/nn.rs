@@ -47,20 +47,27 @@ fn again() -> GradOptions {
     }
 }
 
-/// The gradient of the weighted sum of a result, and that of the gradient's weighted sum.
-fn twice(y: &Tensor, x: &Tensor) -> Result<[Tensor; 2]> {
-    let weigh = |t: &Tensor| {
-        let weights = waves(t.dims(), 0.37)?.cast(t.dtype())?;
-        let weights = if t.is_plain() {
-            weights
-        } else {
-            weights.to_mesh(t.mesh(), anymesh_core::Sharding::replicated())?
-        };
-        t.mul(&weights)?.sum(&[], false)
+/// The sum of all values, each with a factor of its own.
+fn weighed(t: &Tensor) -> Result<Tensor> {
+    let weights = waves(t.dims(), 0.37)?.cast(t.dtype())?;
+    let weights = if t.is_plain() {
+        weights
+    } else {
+        weights.to_mesh(t.mesh(), anymesh_core::Sharding::replicated())?
     };
-    let first = grad(&[&weigh(y)?], &[x], &again())?.remove(0);
+    t.mul(&weights)?.sum(&[], false)
+}
+
+/// The gradient of a weighed sum, of which no other is taken.
+fn once(y: &Tensor, x: &Tensor) -> Result<Tensor> {
+    Ok(grad(&[&weighed(y)?], &[x], &GradOptions::default())?.remove(0))
+}
+
+/// The gradient of a weighed sum, and that of its own weighed sum.
+fn twice(y: &Tensor, x: &Tensor) -> Result<[Tensor; 2]> {
+    let first = grad(&[&weighed(y)?], &[x], &again())?.remove(0);
     let second = grad(
-        &[&weigh(&first)?],
+        &[&weighed(&first)?],
         &[x],
         &GradOptions {
             allow_unused: true,
@@ -86,7 +93,7 @@ fn logits_have_the_same_gradient_whether_or_not_the_weights_are_learned() -> Res
             (0.2, None, true),
         ] {
             for weighted in [false, true] {
-                for shape in [vec![4, 6], vec![3, 5, 2]] {
+                for shape in [vec![4, 6], vec![3, 5, 2], vec![4, 199]] {
                     let what = format!(
                         "{reduction:?} {smoothing} {ignored:?} soft {soft} weighted {weighted} {shape:?}"
                     );
@@ -135,11 +142,17 @@ fn logits_have_the_same_gradient_whether_or_not_the_weights_are_learned() -> Res
                     } else {
                         None
                     };
-                    let formula = twice(&loss(&there, &place(&target)?, weight.as_ref())?, &there)?;
+                    let there_too = |x| loss(x, &place(&target)?, weight.as_ref());
+                    let formula = twice(&there_too(&there)?, &there)?;
                     close(
                         &formula[0].full_tensor()?,
                         &steps[0],
                         &format!("on a mesh {what}"),
+                    )?;
+                    close(
+                        &once(&there_too(&there)?, &there)?.full_tensor()?,
+                        &steps[0],
+                        &format!("once on a mesh {what}"),
                     )?;
                     close(
                         &formula[1].full_tensor()?,

@@ -20,10 +20,10 @@ pub(super) struct PerPosition {
     pub(super) weight: Option<Tensor>,
 }
 
-/// The number of the class that a row wants, from the target in `a.x[1]`. The target was checked:
-/// what is left out by this cast is no class.
-fn is_own<'b>(a: &RowArgs<'b>) -> Val<'b> {
-    a.column().eq(a.x[1].cast(DType::I32))
+/// Whether the class of a column is the one that a row wants. The target was checked: what is left out
+/// by this cast is no class.
+fn is_class<'b>(column: Val<'b>, target: Val<'b>) -> Val<'b> {
+    column.eq(target.cast(DType::I32))
 }
 
 /// The loss of a row from its log-sum-exp and its own logit, and where there are such its weight
@@ -74,11 +74,11 @@ impl Classes {
         let mut b = RowBuilder::new(&inputs, 2);
         let lse = b.fold(ReduceOp::LogSumExp, None, |a| a.x[0])?;
         let picked = b.fold(ReduceOp::Sum, None, |a| {
-            is_own(a).select(a.x[0], a.x[0].lit(0.0))
+            is_class(a.column(), a.x[1]).select(a.x[0], a.x[0].lit(0.0))
         })?;
         let own = match weight {
             Some(_) => Some(b.fold(ReduceOp::Sum, None, |a| {
-                is_own(a).select(a.x[2], a.x[2].lit(0.0))
+                is_class(a.column(), a.x[1]).select(a.x[2], a.x[2].lit(0.0))
             })?),
             None => None,
         };
@@ -131,11 +131,12 @@ impl Classes {
     }
 
     /// The gradient of logits by one launch, from the operands of the map that it is otherwise;
-    /// `None` where it is to be that. Where `last`, nobody reads the logits after it.
+    /// `None` where it is to be that. Where `last`, nobody reads the logits after it. A part of all
+    /// classes begins with `first`.
     #[track_caller]
     pub(super) fn fused_gradient(
         &self,
-        (x, last): (&Tensor, bool),
+        (x, last, first): (&Tensor, bool, Option<usize>),
         target: &Tensor,
         lse: &Tensor,
         g: &Tensor,
@@ -149,12 +150,23 @@ impl Classes {
         let mut inputs = vec![x.dtype(), target.dtype(), lse.dtype(), g.dtype()];
         inputs.extend(share.map(|share| share.dtype()));
         inputs.extend(weight.map(|weight| weight.dtype()));
-        let mut b = RowBuilder::new(&inputs, 3);
+        let mut factors = self.factors().to_vec();
+        // A float is exactly as many numbers.
+        if first.is_some_and(|_| self.count > 1 << 24) {
+            return Ok(None);
+        }
+        factors.extend(first.map(|first| first as f64));
+        let mut b = RowBuilder::new(&inputs, factors.len());
         b.each([x.dtype()], |a| {
+            let column = match first {
+                Some(_) => a.column() + a.p[3].cast(DType::I32),
+                None => a.column(),
+            };
+            let is_own = is_class(column, a.x[1]);
             let wanted = if self.smoothing > 0.0 {
-                is_own(a).select(a.p[0] + a.p[1], a.p[1])
+                is_own.select(a.p[0] + a.p[1], a.p[1])
             } else {
-                is_own(a).select(a.p[0], a.p[0].lit(0.0))
+                is_own.select(a.p[0], a.p[0].lit(0.0))
             };
             let mut more = a.x[4..].iter().copied();
             let of_probability = share.and_then(|_| more.next()).unwrap_or(a.x[3]);
@@ -174,7 +186,7 @@ impl Classes {
         if let Some(weight) = weight {
             rows = rows.per_column(weight)?;
         }
-        let made: Option<Outputs> = rows.launch(b.finish()?, &self.factors())?;
+        let made: Option<Outputs> = rows.launch(b.finish()?, &factors)?;
         Ok(made.map(|mut made| made.remove(0)))
     }
 }

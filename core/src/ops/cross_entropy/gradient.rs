@@ -14,17 +14,13 @@ use crate::{
         loss::LossReduction,
         op,
     },
-    spmd::{Call, plain, without_partials},
+    spmd::{Call, Local, plain, without_partials},
 };
 use smallvec::{SmallVec, smallvec};
 
 /// From logits, their targets, log-sum-exps and gradients of losses, what weights make of these, and
-/// the weights, the gradient of the logits. Where classes are cut it is a map, for which nothing
-/// crosses.
-const PULL: OpInfo = op(
-    "cross_entropy_pull",
-    "...v, ..., ..., ..., ..., v -> ...v ; stats v 0",
-);
+/// the weights, the gradient of the logits. Nothing crosses, also where classes are cut.
+const PULL: OpInfo = op("cross_entropy_pull", "...v, ..., ..., ..., ..., v -> ...v");
 
 impl Classes {
     #[track_caller]
@@ -73,10 +69,10 @@ impl Classes {
         )?)])
     }
 
-    /// The number of the class of each logit.
-    fn class(&self, x: &Tensor) -> Affine {
+    /// The number of the class of each logit, of classes from `first` on.
+    fn class(&self, x: &Tensor, first: usize) -> Affine {
         Affine {
-            offset: 0,
+            offset: first as i64,
             strides: (0..x.rank()).map(|d| i64::from(d == self.axis)).collect(),
         }
     }
@@ -101,7 +97,7 @@ impl Classes {
         let expr = Expr::new(self.op, &[x, &target, g])
             .maybe(&[column])
             .params(&[self.scale().unwrap_or(1.0)])
-            .index(self.class(x));
+            .index(self.class(x, 0));
         expr.map(x.dtype(), |a| {
             let own = a.i[0]
                 .cast(target.dtype())
@@ -147,11 +143,11 @@ impl Classes {
         if self.axis + 1 == x.rank() && !plain(op, &operands)? && !is_recording(&operands) {
             return self.on_ranks((x, last), [&target, lse, g], share, weight);
         }
-        self.of_logits((x, last), [&target, lse, g], share, classes)
+        self.of_logits((x, last, None), [&target, lse, g], share, classes)
     }
 
-    /// The gradient of logits on a mesh, where classes are innermost: one launch for each rank that
-    /// has all classes.
+    /// The gradient of logits on a mesh, where classes are innermost: one launch for each rank, for
+    /// the classes that it has.
     #[track_caller]
     fn on_ranks(
         &self,
@@ -180,7 +176,11 @@ impl Classes {
             weight,
         ];
         let operands: SmallVec<[&Tensor; 6]> = there.into_iter().flatten().collect();
-        let run = |inputs: &[Tensor], last: bool| {
+        let local = |l: &Local<'_>| {
+            let inputs = l.inputs;
+            let last = last && l.is_as_given(0, x);
+            let is_cut = inputs[0].dims()[self.axis] != self.count;
+            let first = is_cut.then(|| l.region(0, x.shape()).start[self.axis]);
             let mut more = inputs[4..].iter();
             let share = share
                 .as_ref()
@@ -191,7 +191,7 @@ impl Classes {
             let column = self.column(&inputs[0], weight)?;
             let [target, lse, g] = [1, 2, 3].map(|i| back(&inputs[i]));
             self.of_logits(
-                (&inputs[0], last),
+                (&inputs[0], last, first),
                 [&target?, &lse?, &g?],
                 share.as_ref(),
                 [weight, column.as_ref()],
@@ -200,29 +200,27 @@ impl Classes {
         Call::of(&PULL, &operands)
             .on_behalf_of(self.op)
             .optional(4, &[share.as_ref(), weight])
-            .run1_or(
-                |l| run(l.inputs, last && l.is_as_given(0, x)),
-                |inputs| run(inputs, false),
-            )
+            .run1(local)
     }
 
     /// The gradient of logits from what is known of each position, of the shape of the logits with
-    /// one class, and of each class.
+    /// one class, and of each class. Where they are a part of all classes, these begin with `first`.
     #[track_caller]
     fn of_logits(
         &self,
-        (x, last): (&Tensor, bool),
+        (x, last, first): (&Tensor, bool, Option<usize>),
         [target, lse, g]: [&Tensor; 3],
         share: Option<&Tensor>,
         [weight, column]: [Option<&Tensor>; 2],
     ) -> Result<Tensor> {
-        if let Some(out) = self.fused_gradient((x, last), target, lse, g, share, weight)? {
+        let made = self.fused_gradient((x, last, first), target, lse, g, share, weight)?;
+        if let Some(out) = made {
             return Ok(out);
         }
         let expr = Expr::new(self.op, &[x, lse, target, g])
             .maybe(&[share, column])
             .params(&self.factors())
-            .index(self.class(x));
+            .index(self.class(x, first.unwrap_or(0)));
         expr.map(x.dtype(), |a| {
             let is_own = a.i[0].cast(target.dtype()).eq(a.x[2]);
             let wanted = if self.smoothing > 0.0 {
