@@ -66,13 +66,14 @@ impl Launcher {
         let read = among(arguments.buffers_read(Some(&loaded.io)).collect());
         let written = among(arguments.buffers_written(Some(&loaded.io)).collect());
         // In kernels with instructions of their own CubeCL takes everything for written, also what the
-        // kernel declares that it only reads.
+        // kernel declares that it only reads. Of memory that stands (tickets, faults) its word counts:
+        // launches that share it are never to run beside each other.
         let declared = among(arguments.buffers_written(None).collect());
         let given = (all.iter().zip(read).zip(written.into_iter().zip(declared))).map(
             |((binding, read), (written, declared))| Argument {
                 place: place(binding),
                 read,
-                written: written && declared,
+                written: written && (declared || binding.stream == STANDING),
                 standing: binding.stream == STANDING,
             },
         );
