@@ -1,8 +1,12 @@
 //! From a CubeCL kernel to what the driver loads: CubeCL writes CUDA C++, NVRTC makes a cubin of
 //! it. No driver and no GPU are needed for either.
 
-use crate::{disk::Store, gpu::Gpu, log};
-use cubecl::{Compiler as _, CubeKernel, define_kernel};
+use crate::{disk::Store, gpu::Gpu};
+use anymesh_launcher::{Compiler, Image, log};
+use cubecl::{
+    Compiler as _, CubeKernel, define_kernel,
+    ir::{DeviceProperties, TargetProperties},
+};
 use cubecl_cpp::{
     shared::{CompilationOptions, CppCompiler},
     target::Cuda,
@@ -37,7 +41,7 @@ pub(crate) struct Shape {
 
 /// Makes kernels for one kind of GPU.
 #[derive(Debug)]
-pub(crate) struct Compiler {
+pub(crate) struct Kernels {
     gpu: Gpu,
     options: CompilationOptions,
     /// NVRTC's options.
@@ -46,7 +50,7 @@ pub(crate) struct Compiler {
     store: Option<Store>,
 }
 
-impl Compiler {
+impl Kernels {
     /// A compiler for a GPU, with what an earlier one left on disk. The caller has checked that NVRTC
     /// can be loaded.
     pub(crate) fn new(gpu: Gpu, store: Option<Store>) -> Result<Self, String> {
@@ -68,22 +72,6 @@ impl Compiler {
             version: (major, minor),
             store,
         })
-    }
-
-    /// A compiler that is never asked.
-    #[cfg(test)]
-    pub(crate) fn idle(gpu: Gpu) -> Self {
-        Self {
-            options: gpu.options(),
-            gpu,
-            flags: vec![],
-            version: (0, 0),
-            store: None,
-        }
-    }
-
-    pub(crate) fn gpu(&self) -> &Gpu {
-        &self.gpu
     }
 
     /// The kernel as CUDA C++. What CubeCL cannot write, or panics at, is told.
@@ -152,6 +140,34 @@ impl Compiler {
             &self.flags.join(" "),
             &format!("{}.{}", self.version.0, self.version.1),
         ])
+    }
+}
+
+impl Compiler for Kernels {
+    fn runtime(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn properties(&self) -> DeviceProperties {
+        self.gpu.properties()
+    }
+
+    fn target(&self) -> TargetProperties {
+        crate::gpu::target()
+    }
+
+    fn image(&self, name: &str, kernel: &dyn CubeKernel) -> Result<Image, String> {
+        let source = self.write(kernel)?;
+        let code = self.cubin(name, &source)?;
+        let shape = source.shape;
+        Ok(Image {
+            code,
+            entry: shape.entry,
+            shared: shape.shared,
+            block: shape.block,
+            io: shape.io,
+            bound: vec![],
+        })
     }
 }
 
@@ -275,13 +291,13 @@ mod tests {
     use super::*;
 
     /// A compiler for Hopper, or why there is none.
-    fn compiler(store: Option<Store>) -> Option<Compiler> {
+    fn compiler(store: Option<Store>) -> Option<Kernels> {
         // SAFETY: only tries to open the library.
         if !unsafe { nvrtc::is_culib_present() } {
             println!("skipped: libnvrtc was not found on the loader's paths");
             return None;
         }
-        Some(Compiler::new(Gpu::h200(), store).expect("NVRTC was found"))
+        Some(Kernels::new(Gpu::h200(), store).expect("NVRTC was found"))
     }
 
     fn source(text: &str) -> Source {
@@ -311,7 +327,7 @@ mod tests {
         // What is on disk is what is used: another image under the same key comes back.
         store().expect("a store").put(&key, b"other");
         assert_eq!(made.cubin("twice", &good), Ok(b"other".to_vec()));
-        let other = Compiler::new(
+        let other = Kernels::new(
             Gpu {
                 version: 80,
                 ..Gpu::h200()

@@ -9,17 +9,12 @@
 mod plan;
 mod tuned;
 
-use crate::{
-    engine::Engine,
-    memory::place,
-    queue::Stream,
-    replay,
-    stream::{check, timed},
-};
+use crate::stream::{check, timed};
 use anymesh_kernel::{
     Buffer, DType, Device, Error, Kernel, Layout, Result, View,
     backend::{GroupedCall, GroupedOp, MatmulCall},
 };
+use anymesh_launcher::{Engine, Stream, place};
 use anymesh_shaders::{Arena, Memory};
 use cudarc::{
     cublaslt::{
@@ -191,7 +186,7 @@ impl Library {
                 &algorithm.algorithm,
                 self.workspace as *mut c_void,
                 WORKSPACE,
-                stream.0.cast(),
+                stream.0 as _,
             )
             .map_err(|e| format!("cuBLASLt: {e}"))
         }
@@ -382,7 +377,7 @@ impl CublasLt {
         let library = self.library.clone();
         let workspace = library.workspace..library.workspace + ready.algorithm.workspace as u64;
         let [a, b, to] = addresses;
-        self.engine.product(replay::Library {
+        self.engine.product(anymesh_launcher::Library {
             identity: [
                 Arc::as_ptr(&ready) as u64,
                 a,
@@ -475,7 +470,7 @@ impl CublasLt {
                     let (to, bytes) = (to + (range.start * size) as u64, range.len() * size);
                     // SAFETY: a part of the output, which is in place.
                     check("cuMemsetD8Async", unsafe {
-                        driver::cuMemsetD8Async(to, 0, bytes, stream.0)
+                        driver::cuMemsetD8Async(to, 0, bytes, stream.0 as _)
                     })?;
                 }
                 (products.iter()).try_for_each(|(ready, addresses)| {

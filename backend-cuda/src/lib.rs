@@ -3,39 +3,27 @@
 //! Nothing of CUDA is needed to build; the driver, NVRTC and cuBLASLt are loaded when a device is
 //! opened. Where one is missing the error says which and what to install.
 //!
-//! CubeCL is the compiler, the rest is here: `server` receives launches from CubeCL's client, on a
-//! thread of its own, `again` makes those that came before without it, `lists` whole lists of them (`trace` writes down what they come to) as one graph; `compile` makes cubins of kernels, which `disk` keeps; `memory` hands out memory
-//! by the arithmetic of `pool`; `stream` is the one stream of the driver on which everything runs, and
-//! `engine` ties them together.
+//! CubeCL is the compiler and `anymesh_launcher` makes launches; here is what only CUDA has: `compile`
+//! makes cubins of kernels, which `disk` keeps, `stream` is the one stream of the driver on which
+//! everything runs, `engine` opens GPUs.
 
-mod again;
 mod compile;
 mod cublaslt;
 mod disk;
 mod engine;
-mod failures;
 #[cfg(feature = "nccl")]
 mod gate;
 mod gpu;
-mod lists;
-mod log;
-mod memory;
 #[cfg(feature = "nccl")]
 pub mod nccl;
-mod order;
-mod pool;
-mod queue;
-mod replay;
-mod server;
 mod stream;
-mod trace;
 
-pub use pool::MemoryUse;
+pub use anymesh_launcher::MemoryUse;
 
 use anymesh_kernel::{Device, Error, Result};
+use anymesh_launcher::Engine;
 use anymesh_shaders::{Cores, CubeBackend};
 use cudarc::driver::{CudaContext, sys};
-use engine::Engine;
 use gpu::Gpu;
 use std::{
     collections::HashMap,
@@ -189,7 +177,7 @@ pub fn compile_only(model: Model) -> Result<Device> {
         Model::H200 => Gpu::h200(),
     };
     let (name, cores) = (format!("{} (compiles only)", gpu.name), gpu.cores());
-    let engine = Engine::compile_only(gpu, None)
+    let engine = engine::compile_only(gpu, None)
         .map_err(|e| unavailable(None, e, "check the installation of NVRTC"))?;
     let backend = backend("cuda:compile".into(), &engine, name, u64::MAX)?;
     Ok(Device::new(backend.with_cores(cores)))
@@ -246,7 +234,7 @@ pub fn device(selector: Option<&str>) -> Result<Device> {
         Some((_, opened)) => opened.engine.clone(),
         None => u16::try_from(index)
             .map_err(|e| e.to_string())
-            .and_then(|index| Engine::open(index, &context))
+            .and_then(|index| engine::open(index, &context))
             .map_err(|e| unavailable(selector, e, "check the installation with nvidia-smi"))?,
     };
     let suffix = match kernels {

@@ -1,10 +1,6 @@
 //! The queue of a GPU: one stream of the driver, for kernels, copies and libraries.
 
-use crate::{
-    log,
-    memory::Slabs,
-    queue::{Function, Graph, Queue, Stream},
-};
+use anymesh_launcher::{Function, Graph, Image, Launch, Queue, Slabs, Stream, log};
 use cubecl::bytes::Bytes;
 use cubecl_environment::future::DynFut;
 use cudarc::driver::{CudaContext, CudaStream, sys};
@@ -36,12 +32,15 @@ pub(crate) struct GpuStream {
     ends: Option<Vec<Nodes>>,
     /// Whether a part is being written down.
     open: bool,
+    /// Pointers to the arguments of a launch, used again from launch to launch.
+    arguments: Vec<*mut c_void>,
 }
 
 /// Work in a graph of the driver's.
 type Nodes = SmallVec<[sys::CUgraphNode; 1]>;
 
-// SAFETY: names for something in the driver, used by the thread that owns the stream.
+// SAFETY: names for something in the driver, used by the thread that owns the stream, and pointers that
+// are used only in the launch that they are made for.
 unsafe impl Send for GpuStream {}
 
 /// The first version of the driver that can be told what waits for what.
@@ -65,6 +64,7 @@ impl GpuStream {
             }),
             ends: branches.then(Vec::new),
             open: false,
+            arguments: vec![],
         })
     }
 
@@ -99,56 +99,56 @@ impl Queue for GpuStream {
         bind(&self.context)
     }
 
-    fn load(&mut self, image: &[u8], entry: &str, shared: usize) -> Result<Function, String> {
-        let entry = CString::new(entry).map_err(|e| e.to_string())?;
+    fn load(&mut self, image: &Image) -> Result<Function, String> {
+        let entry = CString::new(&*image.entry).map_err(|e| e.to_string())?;
         let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: a whole image; the module stays loaded for as long as the process lives, as kernels
         // that are queued may need it.
         unsafe {
             check(
                 "cuModuleLoadData",
-                sys::cuModuleLoadData(&mut module, image.as_ptr().cast()),
+                sys::cuModuleLoadData(&mut module, image.code.as_ptr().cast()),
             )?;
             check(
                 "cuModuleGetFunction",
                 sys::cuModuleGetFunction(&mut function, module, entry.as_ptr()),
             )?;
-            if shared > 0 {
+            if image.shared > 0 {
                 let most =
                     sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
                 check(
                     "cuFuncSetAttribute",
-                    sys::cuFuncSetAttribute(function, most, shared as i32),
+                    sys::cuFuncSetAttribute(function, most, image.shared as i32),
                 )?;
             }
         }
-        Ok(Function(function))
+        Ok(Function(function as u64))
     }
 
-    unsafe fn launch(
-        &mut self,
-        function: Function,
-        [x, y, z]: [u32; 3],
-        block: [u32; 3],
-        shared: usize,
-        arguments: &mut [*mut c_void],
-    ) -> Result<(), String> {
+    unsafe fn launch(&mut self, launch: Launch<'_>) -> Result<(), String> {
         let stream = self.stream.cu_stream();
+        let ([x, y, z], block) = (launch.grid, launch.block);
+        self.arguments.clear();
+        let addresses =
+            (launch.places.iter()).map(|place| (&raw const place.start).cast_mut().cast());
+        self.arguments.extend(addresses);
+        // The words are in a struct that is passed by value.
+        (self.arguments).push(launch.info.as_ptr().cast_mut().cast());
         // SAFETY: the caller's promise; the driver copies arguments before it returns.
         unsafe {
             check(
                 "cuLaunchKernel",
                 sys::cuLaunchKernel(
-                    function.0,
+                    launch.function.0 as sys::CUfunction,
                     x,
                     y,
                     z,
                     block[0],
                     block[1],
                     block[2],
-                    shared as u32,
+                    launch.shared as u32,
                     stream,
-                    arguments.as_mut_ptr(),
+                    self.arguments.as_mut_ptr(),
                     std::ptr::null_mut(),
                 ),
             )?;
@@ -208,7 +208,7 @@ impl Queue for GpuStream {
         })
     }
 
-    fn finish(&self) -> DynFut<Result<(), String>> {
+    fn finish(&mut self) -> DynFut<Result<(), String>> {
         let (context, stream) = (self.context.clone(), self.stream.clone());
         Box::pin(async move {
             bind(&context)?;
@@ -220,7 +220,7 @@ impl Queue for GpuStream {
     }
 
     fn stream(&self) -> Stream {
-        Stream(self.stream.cu_stream())
+        Stream(self.stream.cu_stream() as usize)
     }
 
     fn write_down(&mut self) -> Result<(), String> {
@@ -275,14 +275,31 @@ impl Queue for GpuStream {
             let _ = sys::cuGraphDestroy(graph);
             made?;
         }
-        Ok(Graph(ready))
+        Ok(Box::new(Replayed(ready)))
     }
 
     fn replay(&mut self, graph: &Graph) -> Result<(), String> {
+        let graph = (graph.downcast_ref::<Replayed>()).ok_or("a graph of another device")?;
         // SAFETY: live handles; whoever replays holds the memory that the graph names.
         check("cuGraphLaunch", unsafe {
             sys::cuGraphLaunch(graph.0, self.stream.cu_stream())
         })
+    }
+}
+
+/// Kernels that the driver queues at once.
+struct Replayed(sys::CUgraphExec);
+
+// SAFETY: a name for something in the driver, used by one thread at a time.
+unsafe impl Send for Replayed {}
+
+impl Drop for Replayed {
+    fn drop(&mut self) {
+        if !self.0.is_null() {
+            // SAFETY: made by the driver, dropped once; what of it is queued still runs. A failure has
+            // nobody to tell.
+            let _ = unsafe { sys::cuGraphExecDestroy(self.0) };
+        }
     }
 }
 
@@ -425,13 +442,14 @@ pub(crate) fn timed(stream: Stream, work: impl Fn() -> Result<(), String>) -> Re
         Ok::<_, String>(event)
     };
     let (start, end) = (event()?, event()?);
+    let stream = stream.0 as sys::CUstream;
     let mut ms = 0f32;
     // SAFETY: live handles; events are destroyed after they were waited for.
     let done = unsafe {
         work()
-            .and_then(|()| check("cuEventRecord", sys::cuEventRecord(start, stream.0)))
+            .and_then(|()| check("cuEventRecord", sys::cuEventRecord(start, stream)))
             .and_then(|()| (0..RUNS).try_for_each(|_| work()))
-            .and_then(|()| check("cuEventRecord", sys::cuEventRecord(end, stream.0)))
+            .and_then(|()| check("cuEventRecord", sys::cuEventRecord(end, stream)))
             .and_then(|()| check("cuEventSynchronize", sys::cuEventSynchronize(end)))
             .and_then(|()| {
                 check(

@@ -1,16 +1,33 @@
 //! Any GPU through wgpu: Vulkan, Metal, DX12, GL, and WebGPU in a browser.
 //!
-//! This crate picks an adapter, reads its limits and hands the client to [`anymesh_shaders`], which
-//! has the kernels. Shaders are WGSL on every adapter: it is the path that also runs in browsers,
+//! This crate picks an adapter, and gives [`anymesh_launcher`] its memory (`memory.rs`), its queue
+//! (`queue.rs`) and a way to make shaders of kernels (`compile.rs`); [`anymesh_shaders`] has the kernels.
+//! Shaders are WGSL on every adapter: it is the path that also runs in browsers,
 //! and software Vulkan drivers in the field crash on SPIR-V.
 
+mod compile;
+mod memory;
+mod queue;
+
 use anymesh_kernel::{Device, Error, Result};
+use anymesh_launcher::{Engine, Launcher, Pieces};
 use anymesh_shaders::CubeBackend;
 use cubecl::{
     device::{WgpuDevice, WgpuDeviceKind},
+    device_handle::DeviceHandle,
     wgpu::{AutoGraphicsApi, RuntimeOptions, WgpuSetup, try_init_setup_async, wgpu},
 };
-use std::fmt;
+use cubecl_common::device::DeviceId;
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU16, Ordering},
+    },
+};
+
+/// CubeCL's number for our kind of devices, unlike those of its own: each kind has its own threads.
+const DEVICES: u16 = 0xcdd;
 
 /// A GPU that wgpu can see.
 #[derive(Clone, Debug)]
@@ -156,14 +173,40 @@ async fn open_kind(kind: WgpuDeviceKind, selector: Option<&str>) -> Result<Devic
     let limits = setup.device.limits();
     let max_bytes = u64::from(limits.max_storage_buffer_binding_size).min(limits.max_buffer_size);
     let name = format!("wgpu:{}", adapter.name);
-    let client = cubecl::Device::Wgpu(device).client();
+    // CubeCL looks at the adapter and says what kernels may use of it; its own queue is not needed.
+    let id = cubecl_common::device::Device::to_id(&device);
+    let properties = cubecl::Device::Wgpu(device).client().properties().clone();
+    DeviceHandle::<Launcher>::shutdown(id);
+    let buffers = Arc::<memory::Buffers>::default();
+    let slabs = memory::WgpuSlabs {
+        device: setup.device.clone(),
+        buffers: buffers.clone(),
+    };
+    let lost = queue::Lost::of(&setup.device);
+    static COUNT: AtomicU16 = AtomicU16::new(0);
+    let engine = Engine::new(
+        DeviceId::new(DEVICES, COUNT.fetch_add(1, Ordering::Relaxed)),
+        name.clone(),
+        Box::new(compile::Kernels::new(properties)),
+        Box::new(queue::WgpuQueue::new(
+            setup.device.clone(),
+            setup.queue.clone(),
+            buffers,
+            lost,
+        )),
+        Box::new(slabs),
+        Pieces::Buffers,
+    )
+    .map_err(|reason| unavailable(selector, reason))?;
     // No shader language of wgpu has transcendental functions for f64.
-    Ok(Device::new(CubeBackend::new(
+    let backend = CubeBackend::with_arena(
         name,
-        client,
+        engine.client().clone(),
+        Arc::new(engine.arena().clone()),
         adapter.to_string(),
         adapter.software,
         false,
         max_bytes,
-    )?))
+    )?;
+    Ok(Device::new(backend.with_repeats(engine.repeated())))
 }

@@ -5,8 +5,9 @@
 //! result is first used, so that other kernels run beside it.
 
 use super::Error;
-use crate::{engine::Engine, gate::Gate, memory::place};
+use crate::gate::Gate;
 use anymesh_kernel::{Buffer, DType};
+use anymesh_launcher::{Engine, place};
 use anymesh_shaders::{Arena, Memory};
 use cudarc::driver::{CudaContext, CudaStream, sys as driver};
 use std::{
@@ -157,7 +158,7 @@ impl Lane {
                 let event = event;
                 // SAFETY: live handles of this context.
                 crate::stream::check("of the kernels", unsafe {
-                    driver::cuEventRecord(event.0, kernels.0)
+                    driver::cuEventRecord(event.0, kernels.0 as _)
                 })
             })
             .map_err(failed("cuEventRecord"))?;
@@ -192,7 +193,7 @@ impl Lane {
             let joined = engine.on_stream(|kernels| {
                 // SAFETY: live handles of this context.
                 crate::stream::check("cuStreamWaitEvent", unsafe {
-                    driver::cuStreamWaitEvent(kernels.0, end.raw(), 0)
+                    driver::cuStreamWaitEvent(kernels.0 as _, end.raw(), 0)
                 })
             });
             joined.map_err(|detail| anymesh_kernel::Error::DeviceFailed { device, detail })

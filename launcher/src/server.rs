@@ -9,11 +9,10 @@ mod watch;
 pub(crate) use watch::{Argument, Taped};
 
 use crate::{
-    compile::Compiler,
     failures::Failures,
     log,
     memory::{Places, STANDING},
-    queue::{Function, Queue, Stream},
+    queue::{Compiler, Function, Launch, Queue, Stream},
     replay::Held,
 };
 use cubecl::{
@@ -38,7 +37,6 @@ use cubecl_runtime::{
 };
 use std::{
     collections::HashMap,
-    ffi::c_void,
     ops::Range,
     sync::{
         Arc,
@@ -56,8 +54,8 @@ struct Loaded {
 }
 
 /// A device as CubeCL sees it.
-pub(crate) struct Launcher {
-    compiler: Compiler,
+pub struct Launcher {
+    compiler: Box<dyn Compiler>,
     queue: Box<dyn Queue>,
     /// Whether the thread that this runs on was told of the device.
     bound: bool,
@@ -74,16 +72,12 @@ pub(crate) struct Launcher {
     pub(crate) since_read: Arc<AtomicU32>,
     utilities: Arc<ServerUtilities>,
     /// Used again from launch to launch.
-    addresses: Vec<u64>,
-    arguments: Vec<*mut c_void>,
+    places: Vec<Range<u64>>,
 }
-
-// SAFETY: the pointers are to `addresses` and to the arguments of one launch, and used only in it.
-unsafe impl Send for Launcher {}
 
 impl std::fmt::Debug for Launcher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Launcher({})", self.compiler.gpu().name)
+        write!(f, "Launcher({})", self.compiler.runtime())
     }
 }
 
@@ -113,12 +107,12 @@ fn place(binding: &BufferBinding) -> Range<u64> {
 }
 
 impl Launcher {
-    pub(crate) fn new(id: DeviceId, compiler: Compiler, queue: Box<dyn Queue>) -> Self {
+    pub(crate) fn new(id: DeviceId, compiler: Box<dyn Compiler>, queue: Box<dyn Queue>) -> Self {
         let (utilities, _) = ServerUtilities::init(
             ServiceId::of::<Self>(id),
-            "cuda",
-            compiler.gpu().properties(),
-            crate::gpu::target(),
+            compiler.runtime(),
+            compiler.properties(),
+            compiler.target(),
             Arc::new(ServerLogger::default()),
             NoLayouts,
         );
@@ -133,8 +127,7 @@ impl Launcher {
             whole: false,
             since_read: Arc::default(),
             utilities: Arc::new(utilities),
-            addresses: vec![],
-            arguments: vec![],
+            places: vec![],
         }
     }
 
@@ -162,37 +155,13 @@ impl Launcher {
     }
 
     fn make(&mut self, kernel: &dyn CubeKernel, id: &KernelId) -> Result<Loaded, String> {
-        let source = self.compiler.write(kernel)?;
-        let image = self.compiler.cubin(id.short_name(), &source)?;
-        let shape = source.shape;
+        let image = self.compiler.image(id.short_name(), kernel)?;
         Ok(Loaded {
-            function: self.queue.load(&image, &shape.entry, shape.shared)?,
-            block: shape.block,
-            shared: shape.shared,
-            io: shape.io.into(),
+            function: self.queue.load(&image)?,
+            block: image.block,
+            shared: image.shared,
+            io: image.io.into(),
         })
-    }
-
-    /// Queues a kernel with the addresses of its buffers, and its numbers.
-    fn start(
-        &mut self,
-        function: Function,
-        grid: [u32; 3],
-        block: [u32; 3],
-        shared: usize,
-        addresses: &[u64],
-        info: &[u64],
-    ) -> Result<(), String> {
-        self.arguments.clear();
-        let addresses = addresses
-            .iter()
-            .map(|address| (&raw const *address).cast_mut().cast());
-        self.arguments.extend(addresses);
-        // Scalars and lengths, in a struct that is passed by value.
-        self.arguments.push(info.as_ptr().cast_mut().cast());
-        // SAFETY: one address for each buffer of the kernel and then its numbers, as CubeCL writes
-        // kernels; whoever launches holds the memory.
-        unsafe { (self.queue).launch(function, grid, block, shared, &mut self.arguments) }
     }
 
     /// Queues a kernel that was made.
@@ -209,18 +178,24 @@ impl Launcher {
         if info.dynamic_metadata_offset < info.data.len() {
             return Err("kernels take lists, not tensors with shapes".into());
         }
-        let mut addresses = std::mem::take(&mut self.addresses);
-        addresses.clear();
+        self.places.clear();
         for resource in &arguments.resources {
             let KernelResource::Buffer(binding) = resource else {
                 return Err("kernels take lists, not tensor maps".into());
             };
-            addresses.push(place(binding).start);
+            self.places.push(place(binding));
         }
-        let (function, block, shared) = (loaded.function, loaded.block, loaded.shared);
-        let done = self.start(function, [x, y, z], block, shared, &addresses, &info.data);
-        self.addresses = addresses;
-        done
+        let launch = Launch {
+            function: loaded.function,
+            grid: [x, y, z],
+            block: loaded.block,
+            shared: loaded.shared,
+            places: &self.places,
+            info: &info.data,
+        };
+        // SAFETY: one place for each buffer of the kernel and its words, as CubeCL writes kernels;
+        // whoever launches holds the memory.
+        unsafe { self.queue.launch(launch) }
     }
 
     /// Does work that reads and writes memory, unless what it reads is garbage; then, or where it
@@ -482,7 +457,7 @@ impl MemoryLayoutPolicy for NoLayouts {
 
 /// The same for its storage.
 #[derive(Debug)]
-pub(crate) struct NoStorage;
+pub struct NoStorage;
 
 impl ComputeStorage for NoStorage {
     type Resource = ();
@@ -522,6 +497,3 @@ impl ServerStorage for Launcher {
         Err(failed("memory of this device is known by its address"))
     }
 }
-
-#[cfg(test)]
-mod tests;

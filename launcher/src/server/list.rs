@@ -2,11 +2,11 @@
 
 use super::{Launcher, not_run};
 use crate::{
-    again::Slot,
+    again::{Again, Slot},
     lists::Listed,
     log,
     order::Order,
-    queue::Prepared,
+    queue::Launch,
     replay::{Held, kernels},
 };
 use std::sync::Arc;
@@ -117,7 +117,7 @@ impl Launcher {
                         format!("{} {:?} {its:x?}, again", launch.name, launch.grid)
                     });
                     self.perform(used(Slot::is_read), used(Slot::is_written), |this| {
-                        this.restart(launch, its)
+                        this.restart(again, its)
                             .map_err(|detail| not_run(&launch.name, &detail))
                     });
                 }
@@ -139,28 +139,36 @@ impl Launcher {
             } => kernels(launches, addresses).try_for_each(|(again, its)| {
                 self.queue
                     .wait_for(&order.next(&again.accesses(its), beside))?;
-                self.restart(&again.launch, its)
+                self.restart(again, its)
             }),
         }
     }
 
-    fn restart(&mut self, launch: &Prepared, addresses: &[u64]) -> Result<(), String> {
-        let (function, grid, block) = (launch.function, launch.grid, launch.block);
-        self.start(
-            function,
-            grid,
-            block,
-            launch.shared,
-            addresses,
-            &launch.info,
-        )
+    fn restart(&mut self, again: &Again, addresses: &[u64]) -> Result<(), String> {
+        let launch = &again.launch;
+        self.places.clear();
+        self.places.extend(again.places(addresses));
+        let launch = Launch {
+            function: launch.function,
+            grid: launch.grid,
+            block: launch.block,
+            shared: launch.shared,
+            places: &self.places,
+            info: &launch.info,
+        };
+        // SAFETY: the places of its first launch, moved to where its memory lies now; whoever launches
+        // holds that.
+        unsafe { self.queue.launch(launch) }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{again::Again, queue::Function, replay::Library};
+    use crate::{
+        queue::{Function, Prepared},
+        replay::Library,
+    };
     use smallvec::SmallVec;
 
     fn product(problem: u64) -> Held {
@@ -176,7 +184,7 @@ mod tests {
     fn call(long: bool) -> Held {
         let launch = Prepared {
             name: "kernel".into(),
-            function: Function(std::ptr::null_mut()),
+            function: Function(0),
             grid: [1; 3],
             block: [1; 3],
             shared: 0,

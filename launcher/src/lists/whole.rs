@@ -7,7 +7,7 @@
 use super::{Origin, Step};
 use crate::{
     memory::{Hold, place},
-    pool::{Pool, rounded},
+    pool::{Pieces, Pool},
     trace::Act,
 };
 use anymesh_kernel::{
@@ -53,7 +53,7 @@ pub(super) enum Result {
 
 impl Room {
     /// Of a list with operands at these addresses; nothing where it cannot be told.
-    pub(super) fn new(operands: &[u64], steps: &[Step]) -> Option<Self> {
+    pub(super) fn new(pieces: Pieces, operands: &[u64], steps: &[Step]) -> Option<Self> {
         let mut taken = Mixed::<u64, u64>::default();
         let mut all: Vec<Range<u64>> = vec![];
         let mut results: Vec<SmallVec<[At; 1]>> = Vec::with_capacity(steps.len());
@@ -61,7 +61,7 @@ impl Room {
             for act in &step.memory {
                 if let Act::Take { bytes, address } = *act {
                     taken.insert(address, bytes);
-                    all.push(address..address + rounded(bytes));
+                    all.push(address..address + pieces.rounded(bytes));
                 }
             }
             let piece = |address: u64, bytes: usize| {

@@ -1,4 +1,6 @@
-use crate::{Model, compile_only, engine::Engine, gpu::Gpu};
+use super::*;
+use crate::Model;
+use anymesh_launcher::place;
 use anymesh_shaders::{Arena, Memory};
 use cubecl::prelude::*;
 
@@ -16,11 +18,11 @@ fn impossible(to: &mut [u32]) {
 
 /// A device that compiles, or why there is none.
 fn engine() -> Option<Engine> {
-    if let Err(e) = compile_only(Model::H200) {
+    if let Err(e) = crate::compile_only(Model::H200) {
         println!("skipped: {e}");
         return None;
     }
-    Some(Engine::compile_only(Gpu::h200(), None).expect("NVRTC was found"))
+    Some(compile_only(Gpu::h200(), None).expect("NVRTC was found"))
 }
 
 fn list(memory: &Memory) -> BufferArg {
@@ -68,7 +70,7 @@ fn what_a_kernel_should_have_written_cannot_be_read_until_it_is_written() {
 fn a_library_that_fails_is_told_by_what_it_should_have_written() {
     let Some(engine) = engine() else { return };
     let [a, b] = [0; 2].map(|_| engine.arena().alloc(128).expect("room"));
-    let [a_at, b_at] = [&a, &b].map(crate::memory::place);
+    let [a_at, b_at] = [&a, &b].map(place);
     engine.library(vec![], a_at.clone(), |_| Err("no such product".into()));
     engine.library(vec![a_at], b_at, |_| Ok(()));
     for memory in [&a, &b] {
@@ -96,13 +98,13 @@ fn memory_is_taken_and_given_back_by_the_thread_that_needs_it() {
     let Some(engine) = engine() else { return };
     let arena = engine.arena();
     let a = arena.alloc(1000).expect("room");
-    let at = crate::memory::place(&a).start;
+    let at = place(&a).start;
     let kept = a.clone();
     drop(a);
     let b = arena.alloc(1000).expect("room");
-    assert_ne!(crate::memory::place(&b).start, at, "a copy still holds it");
+    assert_ne!(place(&b).start, at, "a copy still holds it");
     drop(kept);
     let c = arena.alloc(1000).expect("room");
-    assert_eq!(crate::memory::place(&c).start, at);
+    assert_eq!(place(&c).start, at);
     assert_eq!(arena.report().live, 2048);
 }

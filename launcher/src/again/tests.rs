@@ -45,7 +45,7 @@ fn taped(arguments: Vec<Argument>) -> Taped {
     Taped {
         launch: Prepared {
             name: "kernel".into(),
-            function: Function(std::ptr::null_mut()),
+            function: Function(0),
             grid: [1, 2, 3],
             block: [32, 1, 1],
             shared: 0,

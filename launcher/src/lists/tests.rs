@@ -1,5 +1,5 @@
 use super::*;
-use crate::{compile::Compiler, engine::Engine, gpu::Gpu, replay::Library};
+use crate::{engine::Engine, replay::Library};
 use anymesh_shaders::Arena;
 
 const BYTES: usize = 4096;
@@ -16,7 +16,7 @@ struct Scene {
 
 impl Scene {
     fn new() -> Self {
-        let engine = Engine::without_gpu(Compiler::idle(Gpu::h200())).expect("nothing is opened");
+        let engine = Engine::idle().expect("nothing is opened");
         let lists = Lists::new(engine.way().clone(), engine.arena().clone());
         Self {
             engine,

@@ -6,7 +6,7 @@
 
 use crate::{
     log,
-    pool::{self, MemoryUse, Pool},
+    pool::{MemoryUse, Pieces, Pool},
     trace,
 };
 use anymesh_kernel::{Error, Result};
@@ -26,7 +26,7 @@ use std::{
 pub(crate) const STANDING: StreamId = StreamId { value: u64::MAX };
 
 /// Where slabs come from.
-pub(crate) trait Slabs: Send + Sync + 'static {
+pub trait Slabs: Send + Sync + 'static {
     /// Memory of so many bytes, or nothing where there is none left.
     fn take(&self, bytes: u64) -> Result<Option<u64>, String>;
 
@@ -36,7 +36,7 @@ pub(crate) trait Slabs: Send + Sync + 'static {
 
 /// Addresses without memory, for a device that computes nothing.
 #[derive(Debug, Default)]
-pub(crate) struct NoSlabs(std::sync::atomic::AtomicU64);
+pub struct NoSlabs(std::sync::atomic::AtomicU64);
 
 impl Slabs for NoSlabs {
     fn take(&self, bytes: u64) -> Result<Option<u64>, String> {
@@ -49,7 +49,7 @@ impl Slabs for NoSlabs {
 
 /// The memory of one device.
 #[derive(Clone)]
-pub(crate) struct GpuArena {
+pub struct GpuArena {
     shared: Arc<Shared>,
     client: Client,
 }
@@ -60,6 +60,7 @@ struct Shared {
     /// CubeCL's name for all of the device's addresses.
     everything: ManagedMemoryHandle,
     pool: Mutex<Pool>,
+    pieces: Pieces,
     slabs: Box<dyn Slabs>,
     /// Waits until everything that is queued is done.
     drain: Box<dyn Fn() -> Result<(), String> + Send + Sync>,
@@ -169,7 +170,7 @@ impl Shared {
         if let Some(address) = pool.take(bytes) {
             return Ok(address);
         }
-        let [best, least] = pool::slab(bytes);
+        let [best, least] = self.pieces.slab(bytes);
         let grow = |pool: &mut Pool, size: u64| -> Result<Option<u64>> {
             let Some(slab) = self.slabs.take(size).map_err(|e| self.failed(e))? else {
                 return Ok(None);
@@ -208,11 +209,18 @@ impl Shared {
     }
 }
 
+impl std::fmt::Debug for GpuArena {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "GpuArena({})", self.shared.device)
+    }
+}
+
 impl GpuArena {
     pub(crate) fn new(
         device: String,
         client: Client,
         slabs: Box<dyn Slabs>,
+        pieces: Pieces,
         drain: Box<dyn Fn() -> Result<(), String> + Send + Sync>,
         reached: Box<dyn Fn(Places) + Send + Sync>,
     ) -> Self {
@@ -221,7 +229,8 @@ impl GpuArena {
                 device,
                 service: client.service_id(),
                 everything: ManagedMemoryHandle::new(),
-                pool: Mutex::default(),
+                pool: Mutex::new(Pool::new(pieces)),
+                pieces,
                 slabs,
                 drain,
                 reached,
@@ -230,7 +239,12 @@ impl GpuArena {
         }
     }
 
-    pub(crate) fn report(&self) -> MemoryUse {
+    pub(crate) fn pieces(&self) -> Pieces {
+        self.shared.pieces
+    }
+
+    /// How much of it is in use.
+    pub fn report(&self) -> MemoryUse {
         self.shared.pool().report()
     }
 
@@ -287,7 +301,7 @@ impl Arena for GpuArena {
     }
 
     fn address(&self, memory: &Memory) -> Option<u64> {
-        Some(place(memory).start)
+        (self.shared.pieces == Pieces::OfSlabs).then(|| place(memory).start)
     }
 
     fn reached(&self, done: &Memory, also: &[Reached<'_>]) {
@@ -319,7 +333,7 @@ pub(crate) fn taken_by<R>(function: impl FnOnce() -> R) -> (R, Vec<Memory>) {
 }
 
 /// Where memory of a [`GpuArena`] lies.
-pub(crate) fn place(memory: &Memory) -> Range<u64> {
+pub fn place(memory: &Memory) -> Range<u64> {
     let start = memory.handle().offset_start.unwrap_or(0);
     start..start + memory.bytes() as u64
 }

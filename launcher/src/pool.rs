@@ -14,7 +14,8 @@ use std::{
     ops::Range,
 };
 
-/// Pieces begin and end at multiples of this, which is what the fastest loads and cuBLASLt want.
+/// Pieces begin and end at multiples of this, which is what the fastest loads, cuBLASLt and bindings of
+/// wgpu want.
 pub(crate) const ALIGNMENT: u64 = 512;
 
 /// Up to here pieces lie in slabs of their own, so that they do not cut up the large ones.
@@ -54,8 +55,9 @@ struct Slab {
 }
 
 /// The memory of a device, by address.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Pool {
+    kind: Pieces,
     slabs: BTreeMap<u64, Slab>,
     pieces: Mixed<u64, Piece>,
     /// Free pieces: of which kind, how large, where.
@@ -65,37 +67,78 @@ pub(crate) struct Pool {
     reserved: u64,
 }
 
-/// The size of the piece for so many bytes.
-pub(crate) fn rounded(bytes: u64) -> u64 {
-    bytes.max(1).next_multiple_of(ALIGNMENT)
+/// What pieces of memory are to the driver.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pieces {
+    /// Parts of larger pieces of its memory, all of which kernels reach by address.
+    #[default]
+    OfSlabs,
+    /// Each is a buffer of the driver, which is bound to a kernel as a whole or in part. What shares a
+    /// buffer is taken for the same memory there: it could not be bound for reading and for writing,
+    /// and kernels that have nothing to do with each other would wait for each other.
+    Buffers,
 }
 
-/// The slab to ask the driver for where no piece of so many bytes is free: what is best, and the
-/// least that would do.
-pub(crate) fn slab(bytes: u64) -> [u64; 2] {
-    let bytes = rounded(bytes);
-    let least = bytes.next_multiple_of(PAGE);
-    if bytes <= SMALL {
-        [SMALL_SLAB, PAGE]
-    } else {
-        [least.max(LARGE_SLAB), least]
+impl Pieces {
+    /// The size of the piece for so many bytes. Buffers have few different sizes, none of which is an
+    /// eighth too large, so that those which are given back fit others.
+    pub(crate) fn rounded(self, bytes: u64) -> u64 {
+        let step = match self {
+            Self::OfSlabs => ALIGNMENT,
+            Self::Buffers => (bytes.max(1).next_power_of_two() / 16).clamp(ALIGNMENT, PAGE),
+        };
+        bytes.max(1).next_multiple_of(step)
+    }
+
+    /// The slab to ask the driver for where no piece of so many bytes is free: what is best, and the
+    /// least that would do.
+    pub(crate) fn slab(self, bytes: u64) -> [u64; 2] {
+        let bytes = self.rounded(bytes);
+        let least = bytes.next_multiple_of(PAGE);
+        match self {
+            Self::Buffers => [bytes, bytes],
+            Self::OfSlabs if bytes <= SMALL => [SMALL_SLAB, PAGE],
+            Self::OfSlabs => [least.max(LARGE_SLAB), least],
+        }
+    }
+
+    /// Whether a free piece of so many bytes is one to take a piece from.
+    fn fits(self, whole: u64, bytes: u64) -> bool {
+        match self {
+            Self::OfSlabs => whole >= bytes,
+            Self::Buffers => whole == bytes,
+        }
     }
 }
 
 impl Pool {
+    pub(crate) fn new(kind: Pieces) -> Self {
+        Self {
+            kind,
+            slabs: BTreeMap::new(),
+            pieces: Mixed::default(),
+            free: BTreeSet::new(),
+            live: 0,
+            peak: 0,
+            reserved: 0,
+        }
+    }
+
     /// A piece of what is free.
     pub(crate) fn take(&mut self, bytes: u64) -> Option<u64> {
-        let bytes = rounded(bytes);
+        let bytes = self.kind.rounded(bytes);
         let small = bytes <= SMALL;
         let found = self.free.range((small, bytes, 0)..).next().copied();
-        let (_, whole, address) = found.filter(|(kind, ..)| *kind == small)?;
+        let fits =
+            |(kind, whole, _): &(bool, u64, u64)| *kind == small && self.kind.fits(*whole, bytes);
+        let (_, whole, address) = found.filter(fits)?;
         self.cut(small, address..address + whole, address..address + bytes);
         Some(address)
     }
 
     /// The piece at this address, where all of it is free; whether it was.
     pub(crate) fn take_at(&mut self, bytes: u64, address: u64) -> bool {
-        let bytes = rounded(bytes);
+        let bytes = self.kind.rounded(bytes);
         let (small, wanted) = (bytes <= SMALL, address..address + bytes);
         let around = |whole: &Range<u64>| whole.start <= address && wanted.end <= whole.end;
         // Mostly it begins where a free piece does.
@@ -140,7 +183,7 @@ impl Pool {
 
     /// Whether so many bytes at this address lie in one slab, of the kind that they belong in.
     pub(crate) fn is_within_a_slab(&self, bytes: u64, address: u64) -> bool {
-        let bytes = rounded(bytes);
+        let bytes = self.kind.rounded(bytes);
         let slab = self.slabs.range(..=address).next_back();
         slab.is_some_and(|(start, slab)| {
             slab.small == (bytes <= SMALL) && address + bytes <= start + slab.bytes
@@ -228,7 +271,7 @@ impl Pool {
 
     /// Adds a slab that was asked for because of `wanted` bytes.
     pub(crate) fn add(&mut self, address: u64, bytes: u64, wanted: u64) {
-        let small = rounded(wanted) <= SMALL;
+        let small = self.kind.rounded(wanted) <= SMALL;
         self.slabs.insert(address, Slab { bytes, small });
         self.reserved += bytes;
         let whole = Piece {

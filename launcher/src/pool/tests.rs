@@ -4,10 +4,10 @@ const MIB: u64 = 1 << 20;
 
 /// A pool with a slab for pieces of these bytes.
 fn pool(wanted: &[u64]) -> Pool {
-    let mut pool = Pool::default();
+    let mut pool = Pool::new(Pieces::OfSlabs);
     let mut at = 1 << 40;
     for &bytes in wanted {
-        let [best, _] = slab(bytes);
+        let [best, _] = Pieces::OfSlabs.slab(bytes);
         pool.add(at, best, bytes);
         at += 2 * best;
     }
@@ -55,7 +55,7 @@ fn small_pieces_do_not_cut_large_slabs() {
 
 #[test]
 fn slabs_beside_each_other_stay_apart() {
-    let mut pool = Pool::default();
+    let mut pool = Pool::new(Pieces::OfSlabs);
     pool.add(1 << 40, LARGE_SLAB, 8 * MIB);
     pool.add((1 << 40) + LARGE_SLAB, LARGE_SLAB, 8 * MIB);
     assert_eq!(pool.take(2 * LARGE_SLAB), None);
@@ -90,10 +90,13 @@ fn only_slabs_without_a_buffer_are_released() {
 
 #[test]
 fn nothing_and_everything_has_a_size() {
-    assert_eq!(rounded(0), ALIGNMENT);
-    assert_eq!(slab(0), [SMALL_SLAB, PAGE]);
-    assert_eq!(slab(MIB + 1), [LARGE_SLAB, PAGE]);
-    assert_eq!(slab(LARGE_SLAB + 1), [LARGE_SLAB + PAGE, LARGE_SLAB + PAGE]);
+    assert_eq!(Pieces::OfSlabs.rounded(0), ALIGNMENT);
+    assert_eq!(Pieces::OfSlabs.slab(0), [SMALL_SLAB, PAGE]);
+    assert_eq!(Pieces::OfSlabs.slab(MIB + 1), [LARGE_SLAB, PAGE]);
+    assert_eq!(
+        Pieces::OfSlabs.slab(LARGE_SLAB + 1),
+        [LARGE_SLAB + PAGE, LARGE_SLAB + PAGE]
+    );
 }
 
 /// Random takes and gives against a list of what is held: pieces never overlap, and nothing is lost.
@@ -131,7 +134,7 @@ fn pieces_never_overlap() {
             let most = [5000, 20 * MIB][random(2) as usize];
             let bytes = 1 + random(most);
             if let Some(at) = pool.take(bytes) {
-                let end = at + rounded(bytes);
+                let end = at + Pieces::OfSlabs.rounded(bytes);
                 assert_eq!(at % ALIGNMENT, 0);
                 assert!(held.iter().all(|&(a, b)| end <= a || b <= at));
                 held.push((at, end));

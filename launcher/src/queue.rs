@@ -1,16 +1,50 @@
 //! What a device does, one thing after the other.
 
-use cubecl::bytes::Bytes;
+use cubecl::{
+    CubeKernel,
+    bytes::Bytes,
+    ir::{DeviceProperties, TargetProperties},
+};
 use cubecl_environment::future::DynFut;
-use cudarc::driver::sys;
-use std::{ffi::c_void, ops::Range, sync::Arc};
+use cubecl_runtime::kernel::BufferIOAttr;
+use std::{any::Any, ops::Range, sync::Arc};
 
-/// A kernel in the driver's memory.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Function(pub(crate) sys::CUfunction);
+/// A kernel that a [`Queue`] has loaded, by a number of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Function(pub u64);
 
-// SAFETY: a name for something in the driver, which any thread may use.
-unsafe impl Send for Function {}
+/// A kernel as a [`Queue`] takes it.
+#[derive(Clone, Debug)]
+pub struct Image {
+    /// What the driver makes the kernel of.
+    pub code: Vec<u8>,
+    /// The name of its entry.
+    pub entry: String,
+    /// Bytes of shared memory that a launch sets aside.
+    pub shared: usize,
+    /// Its threads.
+    pub block: [u32; 3],
+    /// What it does with each of its buffers.
+    pub io: Vec<BufferIOAttr>,
+    /// For each thing that is bound to it, whether it says that it writes there; the last may be the
+    /// numbers. Nothing where buffers are passed as addresses.
+    pub bound: Vec<bool>,
+}
+
+/// Makes kernels for one device.
+pub trait Compiler: Send + 'static {
+    /// CubeCL's name for such devices.
+    fn runtime(&self) -> &'static str;
+
+    /// What CubeCL's kernels may use of the device.
+    fn properties(&self) -> DeviceProperties;
+
+    /// How tensor cores take their operands.
+    fn target(&self) -> TargetProperties;
+
+    /// The kernel, compiled as far as no driver is needed.
+    fn image(&self, name: &str, kernel: &dyn CubeKernel) -> Result<Image, String>;
+}
 
 /// A launch of a kernel, with everything but the addresses of its buffers.
 #[derive(Debug)]
@@ -20,44 +54,32 @@ pub(crate) struct Prepared {
     pub(crate) grid: [u32; 3],
     pub(crate) block: [u32; 3],
     pub(crate) shared: usize,
-    /// Scalars and lengths, in a struct that is passed by value.
+    /// Scalars and lengths.
     pub(crate) info: Vec<u64>,
 }
 
-// SAFETY: a name for something in the driver, and numbers.
-unsafe impl Sync for Prepared {}
-
-/// A stream of the driver.
+/// The driver's stream of a [`Queue`], as a number, for libraries that queue work of their own.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Stream(pub(crate) sys::CUstream);
+pub struct Stream(pub usize);
 
-// SAFETY: as above.
-unsafe impl Send for Stream {}
-unsafe impl Sync for Stream {}
+/// What was written down, as the [`Queue`] that wrote it keeps it.
+pub type Graph = Box<dyn Any + Send>;
 
 /// One list of work for a device: what is queued later runs later. Addresses are the device's own,
 /// and what lies there is the caller's to keep in place until work on it is queued.
-pub(crate) trait Queue: Send + 'static {
+pub trait Queue: Send + 'static {
     /// To be called by the thread that queues, before anything else.
     fn bind(&mut self) -> Result<(), String>;
 
-    /// Takes a compiled kernel, with so many bytes of shared memory.
-    fn load(&mut self, image: &[u8], entry: &str, shared: usize) -> Result<Function, String>;
+    /// Takes a compiled kernel.
+    fn load(&mut self, image: &Image) -> Result<Function, String>;
 
-    /// Queues a kernel.
+    /// Queues a kernel with its buffers, and the words of its scalars and lengths.
     ///
     /// # Safety
     ///
-    /// The arguments point to as many values as the kernel has, of its types; the memory that they
-    /// name is in place.
-    unsafe fn launch(
-        &mut self,
-        function: Function,
-        grid: [u32; 3],
-        block: [u32; 3],
-        shared: usize,
-        arguments: &mut [*mut c_void],
-    ) -> Result<(), String>;
+    /// There are as many places as the kernel has buffers, and its words; memory is in place.
+    unsafe fn launch(&mut self, launch: Launch<'_>) -> Result<(), String>;
 
     /// Queues a copy to the device; the bytes may go when it returns.
     fn upload(&mut self, to: u64, bytes: &[u8]) -> Result<(), String>;
@@ -66,7 +88,7 @@ pub(crate) trait Queue: Send + 'static {
     fn download(&mut self, parts: Vec<Range<u64>>) -> DynFut<Result<Vec<Bytes>, String>>;
 
     /// Waits, in the answer, for everything that is queued by then.
-    fn finish(&self) -> DynFut<Result<(), String>>;
+    fn finish(&mut self) -> DynFut<Result<(), String>>;
 
     /// The driver's stream, for libraries.
     fn stream(&self) -> Stream;
@@ -85,44 +107,37 @@ pub(crate) trait Queue: Send + 'static {
     fn replay(&mut self, graph: &Graph) -> Result<(), String>;
 }
 
-/// Kernels that the driver queues at once.
-#[derive(Debug)]
-pub(crate) struct Graph(pub(crate) sys::CUgraphExec);
-
-// SAFETY: a name for something in the driver, used by one thread at a time.
-unsafe impl Send for Graph {}
-
-impl Drop for Graph {
-    fn drop(&mut self) {
-        if !self.0.is_null() {
-            // SAFETY: made by the driver, dropped once; what of it is queued still runs. A failure has
-            // nobody to tell.
-            let _ = unsafe { sys::cuGraphExecDestroy(self.0) };
-        }
-    }
+/// One launch of a kernel.
+#[derive(Clone, Copy, Debug)]
+pub struct Launch<'a> {
+    /// The kernel.
+    pub function: Function,
+    /// How many cubes.
+    pub grid: [u32; 3],
+    /// Their threads.
+    pub block: [u32; 3],
+    /// Bytes of shared memory that are set aside.
+    pub shared: usize,
+    /// Where its buffers lie.
+    pub places: &'a [Range<u64>],
+    /// Scalars and lengths.
+    pub info: &'a [u64],
 }
 
 /// A queue that does nothing: for compiling kernels where there is no GPU. What is read is zero.
 #[derive(Debug)]
-pub(crate) struct Nothing;
+pub struct Nothing;
 
 impl Queue for Nothing {
     fn bind(&mut self) -> Result<(), String> {
         Ok(())
     }
 
-    fn load(&mut self, _: &[u8], _: &str, _: usize) -> Result<Function, String> {
-        Ok(Function(std::ptr::null_mut()))
+    fn load(&mut self, _: &Image) -> Result<Function, String> {
+        Ok(Function(0))
     }
 
-    unsafe fn launch(
-        &mut self,
-        _: Function,
-        _: [u32; 3],
-        _: [u32; 3],
-        _: usize,
-        _: &mut [*mut c_void],
-    ) -> Result<(), String> {
+    unsafe fn launch(&mut self, _: Launch<'_>) -> Result<(), String> {
         Ok(())
     }
 
@@ -140,12 +155,12 @@ impl Queue for Nothing {
         Box::pin(std::future::ready(Ok(zeros)))
     }
 
-    fn finish(&self) -> DynFut<Result<(), String>> {
+    fn finish(&mut self) -> DynFut<Result<(), String>> {
         Box::pin(std::future::ready(Ok(())))
     }
 
     fn stream(&self) -> Stream {
-        Stream(std::ptr::null_mut())
+        Stream(0)
     }
 
     fn write_down(&mut self) -> Result<(), String> {
@@ -157,7 +172,7 @@ impl Queue for Nothing {
     }
 
     fn written(&mut self) -> Result<Graph, String> {
-        Ok(Graph(std::ptr::null_mut()))
+        Ok(Box::new(()))
     }
 
     fn replay(&mut self, _: &Graph) -> Result<(), String> {

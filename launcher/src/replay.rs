@@ -17,15 +17,18 @@ pub(crate) enum Held {
 }
 
 /// What a library does on the stream, the same every time.
-pub(crate) struct Library {
+pub struct Library {
     /// What tells it apart from others: its problem, and then its addresses.
-    pub(crate) identity: [u64; 8],
-    pub(crate) reads: SmallVec<[Range<u64>; 3]>,
-    pub(crate) writes: Range<u64>,
+    pub identity: [u64; 8],
+    /// Memory that it reads.
+    pub reads: SmallVec<[Range<u64>; 3]>,
+    /// Memory that it fills.
+    pub writes: Range<u64>,
     /// Memory that it needs meanwhile and shares with others.
-    pub(crate) workspace: Option<Range<u64>>,
+    pub workspace: Option<Range<u64>>,
+    /// Queues it.
     #[allow(clippy::type_complexity)]
-    pub(crate) work: Box<dyn Fn(Stream) -> Result<(), String> + Send + Sync>,
+    pub work: Box<dyn Fn(Stream) -> Result<(), String> + Send + Sync>,
 }
 
 impl Held {
@@ -44,6 +47,12 @@ impl Held {
             (Self::Library(a), Self::Library(b)) => a.identity[0] == b.identity[0],
             _ => false,
         }
+    }
+}
+
+impl std::fmt::Debug for Library {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Library({:x?})", self.identity)
     }
 }
 

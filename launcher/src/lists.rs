@@ -18,6 +18,7 @@ use crate::{
     engine::Way,
     log,
     memory::{GpuArena, Hold, place},
+    pool::Pieces,
     queue::Graph,
     replay::Held,
     server::Launcher,
@@ -92,11 +93,9 @@ impl Listed {
         let _ = self.alone.set(alone);
     }
 
-    fn room(&self) -> Option<&Room> {
-        let room = self
-            .room
-            .get_or_init(|| Room::new(&self.operands, &self.steps));
-        room.as_ref()
+    fn room(&self, pieces: Pieces) -> Option<&Room> {
+        let room = || Room::new(pieces, &self.operands, &self.steps);
+        self.room.get_or_init(room).as_ref()
     }
 
     pub(crate) fn graph(&self) -> MutexGuard<'_, Option<Result<Graph, ()>>> {
@@ -465,7 +464,8 @@ impl Steps for Progress<'_> {
         };
         let count = listed.operands.len();
         let fits = |room: &Room| room.fits(hold.pool(), wanted, count, given_up);
-        let Some(wanted) = listed.room().and_then(fits) else {
+        let pieces = self.lists.arena.pieces();
+        let Some(wanted) = listed.room(pieces).and_then(fits) else {
             return false;
         };
         if let Going::Again { listed, hold, .. } = std::mem::replace(&mut self.going, Going::Left) {

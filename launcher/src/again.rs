@@ -7,7 +7,7 @@
 //! operand or of memory that was taken, or it is fixed. From then on such a call takes its memory,
 //! fills in the addresses, and is a closure for the thread that launches.
 //!
-//! `ANYMESH_CUDA_AGAIN=all` watches every call when it first comes, and makes it again at once: so a
+//! `ANYMESH_GPU_AGAIN=all` watches every call when it first comes, and makes it again at once: so a
 //! suite in which calls come once holds this too. `off` leaves everything to CubeCL.
 //!
 //! Calls that do something else meanwhile, such as copying a table to the device, are not repeated
@@ -61,13 +61,22 @@ pub(crate) struct Slot {
 }
 
 impl Again {
+    /// Where its memory lies, with these addresses.
+    pub(crate) fn places(&self, addresses: &[u64]) -> impl Iterator<Item = Range<u64>> {
+        let place = |(slot, address): (&Slot, &u64)| *address..*address + slot.bytes;
+        self.slots.iter().zip(addresses).map(place)
+    }
+
     /// The memory that it uses, with these addresses.
     pub(crate) fn accesses(&self, addresses: &[u64]) -> SmallVec<[Access; 8]> {
-        let access = |(slot, address): (&Slot, &u64)| Access {
-            place: *address..*address + slot.bytes,
+        let access = |(place, slot): (Range<u64>, &Slot)| Access {
+            place,
             written: slot.written,
         };
-        self.slots.iter().zip(addresses).map(access).collect()
+        self.places(addresses)
+            .zip(&self.slots)
+            .map(access)
+            .collect()
     }
 }
 
@@ -114,7 +123,7 @@ struct Known {
 }
 
 /// The calls of a GPU that are made again.
-pub(crate) struct Repeated {
+pub struct Repeated {
     way: Way,
     arena: GpuArena,
     known: Mutex<Known>,
@@ -149,6 +158,12 @@ enum Answer {
     Ask,
 }
 
+impl std::fmt::Debug for Repeated {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Repeated")
+    }
+}
+
 impl Repeated {
     pub(crate) fn new(way: Way, arena: GpuArena) -> Self {
         Self {
@@ -156,7 +171,7 @@ impl Repeated {
             way,
             arena,
             known: Mutex::default(),
-            mode: Mode::of(std::env::var("ANYMESH_CUDA_AGAIN").ok().as_deref()),
+            mode: Mode::of(std::env::var("ANYMESH_GPU_AGAIN").ok().as_deref()),
         }
     }
 
