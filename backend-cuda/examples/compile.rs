@@ -3,7 +3,7 @@
 //! all ops without one.
 //!
 //! Needs NVRTC on the loader's paths and, for 16-bit floats, CUDA's headers (`CUDA_PATH`).
-//! `ANYMESH_CUDA_LOG=1` shows each kernel with its time.
+//! `ANYMESH_GPU_LOG=1` shows each kernel with its time.
 
 use anymesh_backend_cuda::{Model, compile_only};
 use anymesh_conformance::registry::{self, Attrs, Entry, Sample};

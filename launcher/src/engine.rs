@@ -72,8 +72,14 @@ impl Engine {
         let since_read = launcher.since_read.clone();
         let handle = DeviceHandle::insert(id, launcher).map_err(|e| format!("{e:?}"))?;
         let client = Client::load::<Launcher>(id);
-        let waiting = client.clone();
-        let drain = move || cubecl::future::block_on(waiting.sync()).map_err(|e| e.to_string());
+        #[cfg(not(target_family = "wasm"))]
+        let drain = {
+            let waiting = client.clone();
+            move || cubecl::future::block_on(waiting.sync()).map_err(|e| e.to_string())
+        };
+        // In a browser everything is queued at once, and the browser keeps buffers that are in use.
+        #[cfg(target_family = "wasm")]
+        let drain = || Ok(());
         let told = handle.clone();
         let reached = move |places| told.submit(move |launcher| launcher.reached(places));
         Ok(Self {

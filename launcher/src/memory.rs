@@ -165,10 +165,31 @@ impl Shared {
         }
     }
 
+    /// Gives back to the driver what is in no buffer, because somebody wants so many bytes.
+    fn release(&self, pool: &mut Pool, bytes: u64) -> Result<()> {
+        // What is cached may still be used by work that is queued. Nobody takes or gives memory
+        // meanwhile: queued work holds none.
+        (self.drain)().map_err(|e| self.failed(e))?;
+        let unused = pool.release();
+        log::say(1, || {
+            format!(
+                "{}: before {bytes} bytes are taken {} slabs go back, {:?}",
+                self.device,
+                unused.len(),
+                pool.report()
+            )
+        });
+        unused.into_iter().for_each(|slab| self.slabs.give(slab));
+        Ok(())
+    }
+
     fn take(&self, bytes: u64) -> Result<u64> {
         let mut pool = self.pool();
         if let Some(address) = pool.take(bytes) {
             return Ok(address);
+        }
+        if pool.is_wasteful() {
+            self.release(&mut pool, bytes)?;
         }
         let [best, least] = self.pieces.slab(bytes);
         let grow = |pool: &mut Pool, size: u64| -> Result<Option<u64>> {
@@ -184,19 +205,7 @@ impl Shared {
         if let Some(address) = grow(&mut pool, best)? {
             return Ok(address);
         }
-        // What is cached may still be used by work that is queued. Nobody takes or gives memory
-        // meanwhile: queued work holds none.
-        (self.drain)().map_err(|e| self.failed(e))?;
-        let unused = pool.release();
-        log::say(1, || {
-            format!(
-                "{}: no memory for {bytes} bytes, {} slabs go back, {:?}",
-                self.device,
-                unused.len(),
-                pool.report()
-            )
-        });
-        unused.into_iter().for_each(|slab| self.slabs.give(slab));
+        self.release(&mut pool, bytes)?;
         for size in [best, least] {
             if let Some(address) = grow(&mut pool, size)? {
                 return Ok(address);

@@ -27,6 +27,9 @@ const LARGE_SLAB: u64 = 64 << 20;
 /// Slabs larger than that are rounded to this, the driver's pages.
 const PAGE: u64 = 2 << 20;
 
+/// So much may be taken from the driver for nothing.
+const SPARE: u64 = 256 << 20;
+
 /// Bytes in use and beside.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryUse {
@@ -281,6 +284,12 @@ impl Pool {
             free: true,
         };
         self.put(address, whole, small);
+    }
+
+    /// Whether much more is taken from the driver than there ever was in buffers: what fits only buffers
+    /// of its own size may never be wanted again.
+    pub(crate) fn is_wasteful(&self) -> bool {
+        self.kind == Pieces::Buffers && self.reserved > 2 * self.peak + SPARE
     }
 
     /// Forgets the slabs of which nothing is in use: the driver may have them back.

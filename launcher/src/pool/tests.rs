@@ -194,3 +194,45 @@ fn what_passes_counts_for_the_peak_alone() {
     let MemoryUse { live, peak, .. } = pool.report();
     assert_eq!([live, peak], [8 * MIB, 11 * MIB]);
 }
+
+#[test]
+fn buffers_have_few_sizes_and_serve_others_of_their_size() {
+    let sizes: std::collections::BTreeSet<u64> = (0..1 << 20)
+        .step_by(64)
+        .map(|bytes| Pieces::Buffers.rounded(bytes))
+        .collect();
+    assert!(sizes.len() < 120, "{} sizes up to a MiB", sizes.len());
+    for bytes in [1, 700, 5000, 65_537, 3 * MIB + 1, 100 * MIB + 1] {
+        let size = Pieces::Buffers.rounded(bytes);
+        assert!(size >= bytes && size - bytes <= (bytes / 8).max(ALIGNMENT));
+        assert_eq!(Pieces::Buffers.slab(bytes), [size, size]);
+    }
+    let mut pool = Pool::new(Pieces::Buffers);
+    pool.add(4096, Pieces::Buffers.slab(3 * MIB)[0], 3 * MIB);
+    assert_eq!(pool.take(MIB), None, "a buffer is not cut");
+    assert_eq!(pool.take(3 * MIB), Some(4096));
+    assert_eq!(pool.take(3 * MIB), None);
+    pool.give(4096);
+    assert!(pool.take_at(3 * MIB - 1, 4096));
+}
+
+#[test]
+fn buffers_that_nobody_wants_again_are_noticed() {
+    let mut pool = Pool::new(Pieces::Buffers);
+    let mut address = 0;
+    for size in 1..200 {
+        let bytes = size * 2 * MIB;
+        let most = 400 * MIB;
+        assert_eq!(pool.is_wasteful(), pool.reserved > 2 * pool.peak + SPARE);
+        if pool.is_wasteful() {
+            assert!(pool.release().len() > 1);
+            assert_eq!(pool.reserved, 0);
+        }
+        address += most;
+        pool.add(address, Pieces::Buffers.slab(bytes)[0], bytes);
+        assert_eq!(pool.take(bytes), Some(address));
+        pool.give(address);
+        assert!(pool.reserved <= 3 * pool.peak + SPARE + bytes);
+    }
+    assert!(pool.reserved < 2000 * MIB, "{}", pool.reserved);
+}
