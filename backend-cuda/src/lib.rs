@@ -197,7 +197,7 @@ fn check_nvrtc(selector: Option<&str>) -> Result<()> {
 
 fn backend(name: String, engine: &Engine, description: String, limit: u64) -> Result<CubeBackend> {
     let (client, arena) = (engine.client().clone(), Arc::new(engine.arena().clone()));
-    CubeBackend::with_arena(name, client, arena, description, false, true, limit).map(|backend| {
+    CubeBackend::new(name, client, arena, description, false, true, limit).map(|backend| {
         backend
             .with_native_functions()
             .with_repeats(engine.repeated())

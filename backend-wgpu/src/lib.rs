@@ -199,7 +199,7 @@ async fn open_kind(kind: WgpuDeviceKind, selector: Option<&str>) -> Result<Devic
     )
     .map_err(|reason| unavailable(selector, reason))?;
     // No shader language of wgpu has transcendental functions for f64.
-    let backend = CubeBackend::with_arena(
+    let backend = CubeBackend::new(
         name,
         engine.client().clone(),
         Arc::new(engine.arena().clone()),

@@ -302,10 +302,7 @@ impl Arena for GpuArena {
         let memory = self.filled(bytes)?;
         let mut handle = memory.handle().clone();
         handle.stream = STANDING;
-        let owner: Arc<dyn std::any::Any + Send + Sync> = match memory.owner() {
-            Some(owner) => owner.clone(),
-            None => Arc::new(()),
-        };
+        let owner = memory.owner().clone();
         Ok(Memory::owned(handle, memory.bytes(), owner))
     }
 

@@ -1,9 +1,9 @@
 //! Every GPU kernel of anymesh, written once, and the backend that launches them on a CubeCL
 //! client.
 //!
-//! A backend crate picks a device and hands its client to [`CubeBackend::new`]; everything else is
-//! here, one file per kernel family. `words` and `reg` say how dtypes lie in memory and in
-//! registers, `program` expands map programs.
+//! A backend crate opens a device with `anymesh_launcher` and hands its client to
+//! [`CubeBackend::new`]; everything else is here, one file per kernel family. `words` and `reg` say how
+//! dtypes lie in memory and in registers, `program` expands map programs.
 
 mod attention;
 mod conv;
@@ -50,8 +50,8 @@ const PAD: usize = 32;
 pub struct Memory {
     handle: Handle,
     bytes: usize,
-    /// Whose drop gives the memory back, where the handle itself is not enough for that.
-    owner: Option<Arc<dyn Any + Send + Sync>>,
+    /// Whose drop gives the memory back.
+    owner: Arc<dyn Any + Send + Sync>,
 }
 
 impl std::fmt::Debug for Memory {
@@ -67,7 +67,7 @@ impl Memory {
         Self {
             handle,
             bytes,
-            owner: Some(owner),
+            owner,
         }
     }
 
@@ -76,9 +76,9 @@ impl Memory {
         &self.handle
     }
 
-    /// What gives the memory back, if that is not the handle.
-    pub fn owner(&self) -> Option<&Arc<dyn Any + Send + Sync>> {
-        self.owner.as_ref()
+    /// What gives the memory back.
+    pub fn owner(&self) -> &Arc<dyn Any + Send + Sync> {
+        &self.owner
     }
 
     /// Its size, padded.
@@ -108,25 +108,18 @@ pub trait Arena: Send + Sync {
 
     /// Memory with these contents, as [`filled`](Self::filled) gives: `old`, of the same size, which nobody
     /// but kernels that are queued uses any more, or other memory.
-    fn refilled(&self, old: &Memory, bytes: Vec<u8>) -> Result<Memory> {
-        let _ = old;
-        self.filled(bytes)
-    }
+    fn refilled(&self, old: &Memory, bytes: Vec<u8>) -> Result<Memory>;
 
     /// Memory with these contents that kernels write in place: one that cannot be run leaves it as
     /// it was, and not as garbage.
-    fn standing(&self, bytes: Vec<u8>) -> Result<Memory> {
-        self.filled(bytes)
-    }
+    fn standing(&self, bytes: Vec<u8>) -> Result<Memory>;
 
     /// Where memory lies, on devices whose kernels reach all of it from any part of it.
-    fn address(&self, _memory: &Memory) -> Option<u64> {
-        None
-    }
+    fn address(&self, memory: &Memory) -> Option<u64>;
 
     /// Tells of memory that the last kernel which wrote `done` also used, by its
     /// [address](Arena::address): what could not be run has made garbage of that too.
-    fn reached(&self, _done: &Memory, _also: &[Reached<'_>]) {}
+    fn reached(&self, done: &Memory, also: &[Reached<'_>]);
 }
 
 /// Memory that a kernel used without being given it, a part of its work for itself.
@@ -145,28 +138,6 @@ pub trait Repeats: Send + Sync {
 
     /// See [`Backend::list`].
     fn list<'a>(&'a self, list: &List<'_>) -> Option<Box<dyn Steps + 'a>>;
-}
-
-/// CubeCL's own memory management: it answers at once, and what went wrong shows at the next read.
-struct OfClient(Client);
-
-impl Arena for OfClient {
-    fn alloc(&self, bytes: usize) -> Result<Memory> {
-        Ok(Memory {
-            handle: self.0.empty(bytes),
-            bytes,
-            owner: None,
-        })
-    }
-
-    fn filled(&self, bytes: Vec<u8>) -> Result<Memory> {
-        let len = bytes.len();
-        Ok(Memory {
-            handle: self.0.create(Bytes::from_bytes_vec(bytes)),
-            bytes: len,
-            owner: None,
-        })
-    }
 }
 
 /// The backend of every GPU.
@@ -209,30 +180,9 @@ pub enum Cores {
 }
 
 impl CubeBackend {
-    /// A backend on `client` with the client's memory. What the device can compute is read from the
+    /// A backend on `client` with memory of its own. What the device can compute is read from the
     /// client; the caller adds what only it knows.
     pub fn new(
-        name: String,
-        client: Client,
-        description: String,
-        software: bool,
-        f64_math: bool,
-        max_buffer_bytes: u64,
-    ) -> Result<Self> {
-        let arena = Arc::new(OfClient(client.clone()));
-        Self::with_arena(
-            name,
-            client,
-            arena,
-            description,
-            software,
-            f64_math,
-            max_buffer_bytes,
-        )
-    }
-
-    /// A backend on `client` with memory of its own.
-    pub fn with_arena(
         name: String,
         client: Client,
         arena: Arc<dyn Arena>,

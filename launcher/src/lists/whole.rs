@@ -163,9 +163,8 @@ impl Room {
 
 /// Whether no other buffer shares the memory of this one.
 fn is_alone(buffer: &Buffer) -> bool {
-    let memory = buffer.get::<Memory>().ok();
-    let owner = memory.and_then(Memory::owner);
-    owner.is_some_and(|owner| Arc::strong_count(owner) == 1)
+    let memory = buffer.get::<Memory>();
+    memory.is_ok_and(|memory| Arc::strong_count(memory.owner()) == 1)
 }
 
 /// Takes what is wanted.
