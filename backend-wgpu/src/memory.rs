@@ -42,6 +42,29 @@ impl Buffers {
     }
 }
 
+/// A buffer, or that there is no memory for it. In a browser nothing can be waited for: there that shows
+/// at the next read.
+pub(crate) fn buffer(
+    device: &wgpu::Device,
+    size: u64,
+    usage: BufferUsages,
+    mapped_at_creation: bool,
+) -> Result<wgpu::Buffer, String> {
+    #[cfg(not(target_family = "wasm"))]
+    let none_left = device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
+    let buffer = device.create_buffer(&wgpu::BufferDescriptor {
+        label: None,
+        size,
+        usage,
+        mapped_at_creation,
+    });
+    #[cfg(not(target_family = "wasm"))]
+    if let Some(error) = cubecl::future::block_on(none_left.pop()) {
+        return Err(format!("no memory for {size} bytes: {error}"));
+    }
+    Ok(buffer)
+}
+
 /// Where buffers come from.
 pub(crate) struct WgpuSlabs {
     pub(crate) device: wgpu::Device,
@@ -50,26 +73,11 @@ pub(crate) struct WgpuSlabs {
 
 impl Slabs for WgpuSlabs {
     fn take(&self, bytes: u64) -> Result<Option<u64>, String> {
-        let make = || {
-            self.device.create_buffer(&wgpu::BufferDescriptor {
-                label: None,
-                // What was rounded up beyond the limit nobody asked for.
-                size: bytes.min(self.device.limits().max_buffer_size),
-                usage: BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST,
-                mapped_at_creation: false,
-            })
-        };
-        // In a browser nothing can be waited for: that there was no memory shows at the next read.
-        #[cfg(target_family = "wasm")]
-        let buffer = make();
-        #[cfg(not(target_family = "wasm"))]
-        let buffer = {
-            let none_left = (self.device).push_error_scope(wgpu::ErrorFilter::OutOfMemory);
-            let buffer = make();
-            if cubecl::future::block_on(none_left.pop()).is_some() {
-                return Ok(None);
-            }
-            buffer
+        // What was rounded up beyond the limit nobody asked for.
+        let size = bytes.min(self.device.limits().max_buffer_size);
+        let usage = BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST;
+        let Ok(buffer) = buffer(&self.device, size, usage, false) else {
+            return Ok(None);
         };
         let mut all = self.buffers.all();
         let address = all.1 + GAP;

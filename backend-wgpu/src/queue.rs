@@ -5,7 +5,7 @@
 //! lie. To make these takes longer than the launch, and a program launches the same kernels with the same
 //! memory again and again, so both are kept.
 
-use crate::memory::Buffers;
+use crate::memory::{Buffers, buffer};
 use anymesh_kernel::Mixed;
 use anymesh_launcher::{Function, Graph, Image, Launch, Queue, Stream, log};
 use cubecl::{
@@ -210,9 +210,9 @@ impl WgpuQueue {
     }
 
     /// Where these numbers lie.
-    fn words(&mut self, info: &[u64]) -> Words {
+    fn words(&mut self, info: &[u64]) -> Result<Words, String> {
         if let Some(known) = self.words.get(info) {
-            return known.clone();
+            return Ok(known.clone());
         }
         if self.words.len() >= KEPT {
             self.words.clear();
@@ -223,13 +223,8 @@ impl WgpuQueue {
         let (page, offset) = match self.page.take().filter(room) {
             Some(page) => page,
             None => {
-                let page = self.device.create_buffer(&wgpu::BufferDescriptor {
-                    label: None,
-                    size: PAGE.max(bytes),
-                    usage: BufferUsages::STORAGE | BufferUsages::COPY_DST,
-                    mapped_at_creation: false,
-                });
-                (page, 0)
+                let usage = BufferUsages::STORAGE | BufferUsages::COPY_DST;
+                (buffer(&self.device, PAGE.max(bytes), usage, false)?, 0)
             }
         };
         // Nobody has read this part of the page, so it may be filled ahead of all that is recorded.
@@ -242,7 +237,7 @@ impl WgpuQueue {
             bytes,
         };
         self.words.insert(info.into(), words.clone());
-        words
+        Ok(words)
     }
 
     /// Makes the bind group of a launch, if there is none.
@@ -254,7 +249,7 @@ impl WgpuQueue {
             self.groups.clear();
         }
         let words = match self.kernels[launch.function.0 as usize].has_info {
-            true => Some(self.words(launch.info)),
+            true => Some(self.words(launch.info)?),
             false => None,
         };
         let bound = (launch.places.iter())
@@ -428,21 +423,16 @@ impl Queue for WgpuQueue {
     }
 
     fn upload(&mut self, to: u64, bytes: &[u8]) -> Result<(), String> {
-        let (buffer, offset) = self.buffers.at(&(to..to + bytes.len() as u64))?;
+        let (target, offset) = self.buffers.at(&(to..to + bytes.len() as u64))?;
         if self.encoder.is_none() {
             // Before all that is recorded later.
-            self.queue.write_buffer(&buffer, offset, bytes);
+            self.queue.write_buffer(&target, offset, bytes);
         } else {
             let size = bytes.len() as u64;
-            let staged = self.device.create_buffer(&wgpu::BufferDescriptor {
-                label: None,
-                size,
-                usage: BufferUsages::COPY_SRC,
-                mapped_at_creation: true,
-            });
+            let staged = buffer(&self.device, size, BufferUsages::COPY_SRC, true)?;
             (staged.get_mapped_range_mut(..).map_err(|e| e.to_string())?).copy_from_slice(bytes);
             staged.unmap();
-            (self.copies()).copy_buffer_to_buffer(&staged, 0, &buffer, offset, size);
+            (self.copies()).copy_buffer_to_buffer(&staged, 0, &target, offset, size);
         }
         self.waiting += bytes.len() as u64;
         if self.waiting > WAITING {
@@ -459,23 +449,24 @@ impl Queue for WgpuQueue {
             let mut free = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
             free.pop()
         });
-        let staged = kept.flatten().unwrap_or_else(|| {
-            self.device.create_buffer(&wgpu::BufferDescriptor {
-                label: None,
-                size: if total <= STAGED { STAGED } else { total },
-                usage: BufferUsages::MAP_READ | BufferUsages::COPY_DST,
-                mapped_at_creation: false,
-            })
-        });
+        let usage = BufferUsages::MAP_READ | BufferUsages::COPY_DST;
+        let made = match kept.flatten() {
+            Some(staged) => Ok(staged),
+            None => buffer(&self.device, total.max(STAGED), usage, false),
+        };
+        let staged = match made {
+            Ok(staged) => staged,
+            Err(why) => return Box::pin(std::future::ready(Err(why))),
+        };
         let (mut at, mut places) = (0, Vec::with_capacity(parts.len()));
         for part in &parts {
             let whole = copied(part);
-            let (buffer, offset) = match self.buffers.at(&whole) {
+            let (source, offset) = match self.buffers.at(&whole) {
                 Ok(found) => found,
                 Err(why) => return Box::pin(std::future::ready(Err(why))),
             };
             let bytes = whole.end - whole.start;
-            (self.copies()).copy_buffer_to_buffer(&buffer, offset, &staged, at, bytes);
+            (self.copies()).copy_buffer_to_buffer(&source, offset, &staged, at, bytes);
             let first = at + (part.start - whole.start);
             places.push(first as usize..(first + part.end - part.start) as usize);
             at += bytes;
