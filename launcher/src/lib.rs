@@ -9,8 +9,6 @@
 //! what waits for what); `memory` hands out memory by the arithmetic of `pool`; `failures` keeps what a
 //! failed launch should have written from being read; `engine` ties them together.
 
-#![forbid(unsafe_op_in_unsafe_fn)]
-
 mod again;
 mod engine;
 mod failures;
