@@ -36,8 +36,8 @@ fn part() -> Option<(usize, usize)> {
 
 const EVERY_OP: &str = "every_op_on_the_device_equals_the_oracle";
 
-/// A software adapter compiles kernels for minutes, on one core for each process, and the more slowly the
-/// more it has compiled. So the cases are held in parts, each by a process of its own: this program again,
+/// A software adapter compiles kernels for minutes, on one core for each process. Few processes with many
+/// kernels took three times as long as many with few. So the cases are held in parts, each by a process of its own: this program again,
 /// with that test alone.
 const PARTS: usize = 12;
 
