@@ -3,6 +3,7 @@
 
 use crate::{
     hopper::{held, pack},
+    math::elementary::{copysign, polynomial},
     words::{F4, U4, halves},
 };
 use anymesh_kernel::DType;
@@ -72,8 +73,20 @@ pub(crate) fn extreme(a: F4, b: F4, #[comptime] largest: bool) -> F4 {
     out
 }
 
-// Functions that are right to some 18 bits: for values that are rounded to 16-bit floats. Subnormal
+// Functions that are right to some 17 bits: for values that are rounded to 16-bit floats. Subnormal
 // arguments and results are taken for zero.
+
+/// `log2(1 - erf(x)) / x`, `1/4 <= x <= 4`.
+const ERF_TAIL: &[f32] = &[
+    0.000250180981,
+    -0.0041942155,
+    0.0318056051,
+    -0.150368806,
+    -0.91796069,
+    -1.62794492,
+];
+/// `erf(x) / x` in `x^2`, `x <= 1/4`.
+const ERF_NEAR: &[f32] = &[0.1098, -0.376126, 1.12837917];
 
 /// A function of the special function unit.
 #[cube]
@@ -129,4 +142,14 @@ pub(crate) fn coarse_tanh(x: F4) -> F4 {
     // Where the difference has few digits left.
     let near = x - x * (x * x) * F4::new(0.333_333_34f32);
     select_many(x.abs().less_than(&F4::new(0.05f32)), near, far)
+}
+
+#[cube]
+pub(crate) fn coarse_erf(x: F4) -> F4 {
+    let one = F4::new(1.0f32);
+    let a = extreme(x.abs(), F4::new(4.0f32), false);
+    let far = one - unit(a * polynomial(a, ERF_TAIL), "ex2");
+    // Where the difference has few digits left.
+    let near = x * polynomial(x * x, ERF_NEAR);
+    select_many(a.less_than(&F4::new(0.25f32)), near, copysign(far, x))
 }

@@ -20,6 +20,8 @@ pub(crate) struct Turn {
     tile: usize,
     /// Elements from one line of it to the next, so that both ways use all banks of shared memory.
     pitch: usize,
+    /// Whether elements of 16 bits move in pairs, a word at a time.
+    pairs: bool,
 }
 
 /// A copy with tiles.
@@ -79,10 +81,19 @@ impl Turned {
             cubes *= shape[d];
             batch += 1;
         }
+        // Every line begins with a word and ends with one, wherever it is read or written.
+        let even = |d: usize| shape[d] % 2 == 0;
+        let whole = |(d, step): (usize, &isize)| d == read || step % 2 == 0;
+        let pairs = size == 2
+            && even(read)
+            && even(last)
+            && layout.offset % 2 == 0
+            && strides.iter().enumerate().all(whole);
         let turn = Turn {
             batch,
             tile,
             pitch: tile + 4usize.div_ceil(size),
+            pairs,
         };
         Some(Self {
             turn,
@@ -92,20 +103,28 @@ impl Turned {
     }
 }
 
-#[cube(launch_unchecked, address_type = "dynamic")]
-fn turn_kernel<T: Numeric>(
-    input: &[T],
-    out: &mut [T],
-    numbers: &Sequence<usize>,
-    cubes: usize,
-    #[comptime] turn: Interned<Turn>,
-) {
-    if CUBE_POS < cubes {
-        let (tile, pitch) = comptime!((turn.tile, turn.pitch));
-        let lines = comptime!(CUBE as usize / turn.tile);
-        let mut turning = Shared::<[T]>::new_slice(comptime!(turn.tile * turn.pitch));
+/// Where the tile of a cube lies.
+#[derive(CubeType, Clone, Copy)]
+struct Placed {
+    /// Extents of the dimension that is read along, and of the one that is written along.
+    read: usize,
+    written: usize,
+    /// From one line to the next.
+    step_in: usize,
+    step_out: usize,
+    /// The first element of the tile's matrix, in the input and in the output.
+    from: usize,
+    to: usize,
+    /// The first element of the tile, along what is read and along what is written.
+    below: usize,
+    right: usize,
+}
+
+#[cube]
+impl Placed {
+    fn of(numbers: &Sequence<usize>, #[comptime] turn: Interned<Turn>) -> Placed {
+        let tile = comptime!(turn.tile);
         let (read, written) = (*numbers.index(0usize), *numbers.index(1usize));
-        let (step_in, step_out) = (*numbers.index(2usize), *numbers.index(3usize));
         let across = (written + comptime!(turn.tile - 1)) / tile;
         let down = (read + comptime!(turn.tile - 1)) / tile;
         let mut rest = CUBE_POS;
@@ -123,20 +142,93 @@ fn turn_kernel<T: Numeric>(
             from += at * *numbers.index(comptime!(6 + 3 * d));
             to += at * *numbers.index(comptime!(7 + 3 * d));
         }
+        Placed {
+            read,
+            written,
+            step_in: *numbers.index(2usize),
+            step_out: *numbers.index(3usize),
+            from,
+            to,
+            below,
+            right,
+        }
+    }
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn turn_kernel<T: Numeric>(
+    input: &[T],
+    out: &mut [T],
+    numbers: &Sequence<usize>,
+    cubes: usize,
+    #[comptime] turn: Interned<Turn>,
+) {
+    if CUBE_POS < cubes {
+        let (tile, pitch) = comptime!((turn.tile, turn.pitch));
+        let lines = comptime!(CUBE as usize / turn.tile);
+        let mut turning = Shared::<[T]>::new_slice(comptime!(turn.tile * turn.pitch));
+        let place = Placed::of(numbers, turn.clone());
         let (x, y) = (UNIT_POS as usize % tile, UNIT_POS as usize / tile);
         #[unroll]
         for k in 0..comptime!(turn.tile * turn.tile / CUBE as usize) {
             let line = y + k * lines;
-            if below + x < read && right + line < written {
-                turning[line * pitch + x] = input[from + below + x + (right + line) * step_in];
+            let (below, right) = (place.below + x, place.right + line);
+            if below < place.read && right < place.written {
+                turning[line * pitch + x] = input[place.from + below + right * place.step_in];
             }
         }
         sync_cube();
         #[unroll]
         for k in 0..comptime!(turn.tile * turn.tile / CUBE as usize) {
             let line = y + k * lines;
-            if right + x < written && below + line < read {
-                out[to + (below + line) * step_out + right + x] = turning[x * pitch + line];
+            let (below, right) = (place.below + line, place.right + x);
+            if right < place.written && below < place.read {
+                out[place.to + below * place.step_out + right] = turning[x * pitch + line];
+            }
+        }
+    }
+}
+
+/// The same for elements of 16 bits in pairs: a thread takes two of two lines each, and what lies
+/// below each other in them is what it hands on. Words lie in shared memory in an order in which no
+/// two threads of a warp need the same bank.
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn turn_pairs(
+    input: &[u32],
+    out: &mut [u32],
+    numbers: &Sequence<usize>,
+    cubes: usize,
+    #[comptime] turn: Interned<Turn>,
+) {
+    if CUBE_POS < cubes {
+        let tile = comptime!(turn.tile);
+        let words = comptime!(turn.tile / 2);
+        let lines = comptime!(CUBE as usize / (turn.tile / 2));
+        let mut turning = Shared::<[u32]>::new_slice(comptime!(turn.tile * turn.tile / 2));
+        let place = Placed::of(numbers, turn.clone());
+        let (x, y) = (UNIT_POS as usize % words, UNIT_POS as usize / words);
+        #[unroll]
+        for k in 0..comptime!(turn.tile * turn.tile / 4 / CUBE as usize) {
+            let pair = y + k * lines;
+            let (below, right) = (place.below + 2usize * x, place.right + 2usize * pair);
+            if below < place.read && right < place.written {
+                let at = place.from + below + right * place.step_in;
+                let first = input[at / 2usize];
+                let second = input[(at + place.step_in) / 2usize];
+                let swizzled = pair ^ x;
+                turning[2usize * x * words + swizzled] = (first & 0xffffu32) | (second << 16u32);
+                turning[(2usize * x + 1usize) * words + swizzled] =
+                    (first >> 16u32) | (second & 0xffff_0000u32);
+            }
+        }
+        sync_cube();
+        #[unroll]
+        for k in 0..comptime!(turn.tile * turn.tile / 2 / CUBE as usize) {
+            let line = y + k * lines;
+            let (below, right) = (place.below + line, place.right + 2usize * x);
+            if right < place.written && below < place.read {
+                out[(place.to + below * place.step_out + right) / 2usize] =
+                    turning[line * words + (x ^ (line / 2usize))];
             }
         }
     }
@@ -146,13 +238,13 @@ impl CubeBackend {
     /// A copy by tiles, of a call that is such a copy.
     pub(crate) fn run_turned(&self, call: &MapCall) -> Result<Option<Memory>> {
         let size = call.inputs.first().map_or(0, |i| i.view.dtype.size());
-        // Shader languages have no small words.
-        if size != 4 && self.tickets.is_none() {
-            return Ok(None);
-        }
         let Some(turned) = Turned::of(call) else {
             return Ok(None);
         };
+        // Shader languages have no small words.
+        if size != 4 && !turned.turn.pairs && self.tickets.is_none() {
+            return Ok(None);
+        }
         let input = crate::memory(&call.inputs[0].view)?;
         let elements = call.shape.numel();
         let out = self.alloc(call.inputs[0].view.dtype, elements)?;
@@ -163,10 +255,12 @@ impl CubeBackend {
         };
         let launch = match size {
             1 => turn_kernel::launch_unchecked::<u8>,
+            2 if turned.turn.pairs => turn_pairs::launch_unchecked,
             2 => turn_kernel::launch_unchecked::<u16>,
             4 => turn_kernel::launch_unchecked::<u32>,
             _ => turn_kernel::launch_unchecked::<u64>,
         };
+        let step = if turned.turn.pairs { 4 } else { size };
         // SAFETY: threads outside of the two dimensions neither read nor write, and the call's layout
         // lies within its buffer.
         unsafe {
@@ -175,8 +269,8 @@ impl CubeBackend {
                 crate::cubes(turned.cubes, 1),
                 CubeDim::new_1d(CUBE),
                 address,
-                crate::arg(input, size),
-                crate::arg(&out, size),
+                crate::arg(input, step),
+                crate::arg(&out, step),
                 turned.numbers.into_iter().collect(),
                 turned.cubes,
                 self.turns.intern(turned.turn),

@@ -61,6 +61,21 @@ const CUBE: &[usize] = &[3, 5, 7];
 
 const MOVES: &[Move] = &[
     case("contiguous", "", CUBE, |t| one(t.contiguous())),
+    case("contiguous", "of columns, by tiles", &[2, 70, 130], |t| {
+        one(t.transpose(1, 2)?.contiguous())
+    }),
+    case(
+        "contiguous",
+        "of odd columns, by tiles",
+        &[2, 71, 65],
+        |t| one(t.transpose(1, 2)?.contiguous()),
+    ),
+    case(
+        "contiguous",
+        "of columns after one, by tiles",
+        &[70, 132],
+        |t| one(t.narrow(1, 1, 66)?.t()?.contiguous()),
+    ),
     case("reshape", "[15, 7]", CUBE, |t| one(t.reshape([15, 7]))),
     case("reshape", "of a permutation", CUBE, |t| {
         one(t.permute(&[2, 0, 1])?.reshape_infer(&[7, -1]))

@@ -1,7 +1,7 @@
 //! Float functions on four lanes, by instruction.
 
 mod convert;
-mod elementary;
+pub(crate) mod elementary;
 mod functions;
 mod power;
 mod wide;
@@ -53,6 +53,7 @@ pub(crate) fn coarse_unary(
         Unary::Exp => Some(nvidia::coarse_exp::expand(scope, x)),
         Unary::Tanh => Some(nvidia::coarse_tanh::expand(scope, x)),
         Unary::Sqrt => Some(nvidia::coarse_sqrt::expand(scope, x)),
+        Unary::Erf => Some(nvidia::coarse_erf::expand(scope, x)),
         _ => None,
     }
 }
