@@ -9,11 +9,20 @@
 //! ```text
 //! cargo bench --bench plain --features cuda -- cuda:0 ops 16x1024 20
 //! cargo bench --bench plain --features cuda -- deferred:cuda:0 composed 16x1024 20
-//! cargo bench --bench plain -- idle ops 16x1024 20
+//! cargo bench --bench plain -- deferred:idle composed 16x1024 launches
 //! ```
+//!
+//! `launches` instead of a number of steps shows what a step launches, and how many bytes that reads
+//! and writes; `idle` has every kernel and makes none.
 
-use anymesh::prelude::*;
-use std::{collections::BTreeMap, error::Error as StdError, f64::consts::PI, time::Instant};
+use anymesh::{Profiling, Timing, prelude::*};
+use std::{
+    collections::BTreeMap,
+    error::Error as StdError,
+    f64::consts::PI,
+    sync::{Arc, Mutex, PoisonError},
+    time::Instant,
+};
 
 const LAYERS: usize = 12;
 const WIDTH: usize = 768;
@@ -182,6 +191,32 @@ impl Model {
     }
 }
 
+/// How often something is launched, and the bytes of all of that.
+type Seen = BTreeMap<String, (usize, f64)>;
+
+fn watch(device: &Device, seen: Arc<Mutex<Seen>>) -> Profiling {
+    device
+        .innermost()
+        .profile(Timing::Launch, move |kernel, _| {
+            let text = |(dtype, shape): &(DType, Shape)| format!("{dtype}{shape}");
+            let read = kernel
+                .operands()
+                .map(|view| text(&(view.dtype, view.layout.shape.clone())));
+            let read = read.collect::<Vec<_>>().join(" ");
+            let written = kernel
+                .outputs()
+                .iter()
+                .map(text)
+                .collect::<Vec<_>>()
+                .join(" ");
+            let what = format!("{} ({}) {read} -> {written}", kernel.op(), kernel.family());
+            let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+            let row = seen.entry(what).or_default();
+            row.0 += 1;
+            row.1 += kernel.work().bytes;
+        })
+}
+
 fn main() -> std::result::Result<(), Box<dyn StdError>> {
     let words: Vec<String> = std::env::args()
         .skip(1)
@@ -201,8 +236,14 @@ fn main() -> std::result::Result<(), Box<dyn StdError>> {
     let batch = word(2, "16x1024");
     let (texts, tokens) = batch.split_once('x').ok_or("a batch is such as 16x1024")?;
     let (texts, tokens): (usize, usize) = (texts.parse()?, tokens.parse()?);
-    let steps: usize = word(3, "20").parse()?;
+    let launches = word(3, "20") == "launches";
+    let steps: usize = match launches {
+        true => 1,
+        false => word(3, "20").parse()?,
+    };
 
+    let seen = Arc::<Mutex<Seen>>::default();
+    let mut watched = None;
     let mut model = Model::new(composed, tokens, &device)?;
     let (mut losses, mut ms, mut host_ms) = (vec![], vec![], vec![]);
     for number in 0..WARM_UP + steps {
@@ -216,6 +257,7 @@ fn main() -> std::result::Result<(), Box<dyn StdError>> {
         device.sync()?;
         if number == WARM_UP {
             device.reset_peak();
+            watched = launches.then(|| watch(&device, seen.clone()));
         }
         let start = Instant::now();
         let loss = model.step(&ids, &targets, number as i32 + 1)?;
@@ -227,6 +269,18 @@ fn main() -> std::result::Result<(), Box<dyn StdError>> {
             ms.push(done.as_secs_f64() * 1e3);
             host_ms.push(host.as_secs_f64() * 1e3);
         }
+    }
+    if watched.take().is_some() {
+        let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rows: Vec<_> = seen.iter().collect();
+        rows.sort_by(|a, b| b.1.1.total_cmp(&a.1.1));
+        let all = rows.iter().map(|row| row.1.1).sum::<f64>();
+        let count = rows.iter().map(|row| row.1.0).sum::<usize>();
+        println!("{count:6} launches {:9.3} GB", all / 1e9);
+        for (what, (count, bytes)) in rows {
+            println!("{count:6} x {:9.3} GB {what}", bytes / 1e9);
+        }
+        return Ok(());
     }
     let peak = device.memory().peak;
     let found = serde_json::json!({ "losses": losses, "ms": ms, "host_ms": host_ms, "peak": peak });

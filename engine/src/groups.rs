@@ -8,6 +8,7 @@
 
 use crate::{
     Options,
+    casts::Casts,
     coordinates::{Coordinates, is_whole},
     graph::{Graph, Source, fusable},
 };
@@ -18,6 +19,7 @@ use anymesh_kernel::{
     map::{Binary, Inst, MAX_BUFFERS, MAX_INPUTS, MAX_OUTPUTS, Unary},
 };
 use smallvec::SmallVec;
+use std::collections::HashMap;
 
 /// Instructions of a joined program at most.
 const MAX_INSTRUCTIONS: usize = 192;
@@ -110,6 +112,8 @@ pub(crate) struct Groups<'g> {
     outside: Vec<SmallVec<[u32; 2]>>,
     /// The launch with effects before each one that has some.
     pub(crate) before: Vec<Option<usize>>,
+    /// The row kernels that make conversions around them.
+    pub(crate) casts: HashMap<usize, Casts>,
 }
 
 /// How a group takes in another.
@@ -133,6 +137,7 @@ impl<'g> Groups<'g> {
                 .collect(),
             outside: vec![SmallVec::new(); graph.outside.len()],
             before: Vec::with_capacity(count),
+            casts: HashMap::new(),
         };
         let mut last = None;
         for n in 0..count {
@@ -200,14 +205,14 @@ impl<'g> Groups<'g> {
         }
     }
 
-    fn add_reader(&mut self, source: Source, group: usize) {
+    pub(crate) fn add_reader(&mut self, source: Source, group: usize) {
         let readers = self.readers_mut(source);
         if !readers.contains(&(group as u32)) {
             readers.push(group as u32);
         }
     }
 
-    fn remove_reader(&mut self, source: Source, group: usize) {
+    pub(crate) fn remove_reader(&mut self, source: Source, group: usize) {
         self.readers_mut(source).retain(|g| *g != group as u32);
     }
 
@@ -231,8 +236,8 @@ impl<'g> Groups<'g> {
         };
         let list = &self.list[group];
         let mut needs: SmallVec<[usize; 8]> = if list.segments.is_empty() {
-            let operands = self.graph.operands[list.node].iter();
-            operands.filter_map(|source| made(*source)).collect()
+            let operands = self.operands(list.node).into_iter();
+            operands.filter_map(made).collect()
         } else {
             list.readings().filter_map(|r| made(r.source)).collect()
         };

@@ -52,7 +52,7 @@
 //!
 //! # Parts
 //! `queue.rs` writes down and flushes. `graph.rs` is the flushed list as a graph of values, and the
-//! key that finds its plan again. `groups.rs` decides what becomes one kernel, `coordinates.rs` moves
+//! key that finds its plan again. `groups.rs` decides what becomes one kernel, `casts.rs` which conversions row kernels make themselves, `coordinates.rs` moves
 //! views from one space of positions into another, `program.rs` joins programs, `plan.rs` puts
 //! everything in order: a [list of launches](plan::Plan) as data, `over.rs` says which results take the
 //! memory of an operand. `run.rs` makes them.
@@ -60,6 +60,7 @@
 #![forbid(unsafe_code)]
 
 mod cache;
+mod casts;
 mod coordinates;
 mod graph;
 mod groups;
@@ -86,6 +87,9 @@ pub struct Options {
     /// Whether the device compiles programs: joined ones get
     /// [fences](anymesh_kernel::map::Inst::Fence), and what is new costs time.
     pub compiles: bool,
+    /// Whether the device runs softmax and norms as [row programs](anymesh_kernel::backend::RowProgram):
+    /// these then make conversions around them themselves.
+    pub rows: bool,
     /// Programs that one flush may have made anew, where the device compiles them.
     pub new_programs: usize,
     /// Bytes that operands may stay longer for one fused kernel than without it.
@@ -109,6 +113,7 @@ impl Options {
             ramp: false,
             bytes: 1 << 30,
             compiles: false,
+            rows: false,
             new_programs: usize::MAX,
             slack: 32 << 20,
             lag: (0, 0),
@@ -124,6 +129,7 @@ impl Options {
             ramp: true,
             bytes: 8 << 30,
             compiles: true,
+            rows: true,
             new_programs: 64,
             slack: 256 << 20,
             lag: (16, 256 << 20),

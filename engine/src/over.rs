@@ -3,7 +3,8 @@
 
 use crate::{
     graph::{Graph, Source, fusable},
-    plan::{Fused, Plan, Step},
+    groups::Reading,
+    plan::{Body, Fused, Plan, Step},
 };
 use anymesh_kernel::{
     DType, Kernel, Layout, MapProgram, Mixed, Shape,
@@ -30,7 +31,7 @@ pub(crate) fn pairs(plan: &Plan, graph: &Graph<'_>) -> Vec<Pairs> {
     let of_step = |(i, step): (usize, &Step)| {
         let sources: SmallVec<[Source; 6]> = match step {
             Step::Single(node) => graph.operands[*node as usize].iter().copied().collect(),
-            Step::Fused(fused) => fused.joined.inputs.iter().map(|r| r.source).collect(),
+            Step::Fused(fused) => fused.inputs().iter().map(|r| r.source).collect(),
         };
         let free = |operand: usize| {
             let source = sources[operand];
@@ -64,16 +65,28 @@ fn of_kernel(kernel: &Kernel, free: &dyn Fn(usize) -> bool) -> Pairs {
 }
 
 fn of_fused(fused: &Fused, free: &dyn Fn(usize) -> bool) -> Pairs {
-    if fused.reduce.is_some() {
-        return Pairs::new();
-    }
-    let inputs = fused.joined.inputs.iter().map(|reading| Input {
+    let (shape, inputs) = (&fused.shape, fused.inputs());
+    let whole = |reading: &Reading| {
+        reading.window.is_none() && reading.bytes == dense_bytes(reading.dtype, shape)
+    };
+    let inputs = inputs.iter().map(|reading| Input {
         dtype: reading.dtype,
         layout: &reading.layout,
-        whole: reading.window.is_none()
-            && reading.bytes == dense_bytes(reading.dtype, &fused.shape),
+        whole: whole(reading),
     });
-    of_map(&fused.joined.program, &fused.shape, inputs, free)
+    match &fused.body {
+        Body::Map {
+            joined,
+            reduce: None,
+        } => of_map(&joined.program, shape, inputs, free),
+        Body::Map { .. } => Pairs::new(),
+        Body::Rows { program, over, .. } => {
+            let stored = program.dtypes()[0].first().copied();
+            let fits = |first: &Input<'_>| first.whole && Some(first.dtype) == stored;
+            let takes = *over && free(0) && inputs.take(1).any(|first| fits(&first));
+            takes.then_some((0, 0)).into_iter().collect()
+        }
+    }
 }
 
 fn dense_bytes(dtype: DType, shape: &Shape) -> u64 {

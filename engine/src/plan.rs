@@ -6,16 +6,20 @@
 use crate::{
     Options,
     graph::{Graph, Source, fusable},
-    groups::{Group, Groups},
+    groups::{Group, Groups, Reading},
     over::{self, Pairs},
     program::{Joined, join},
 };
-use anymesh_kernel::{MapProgram, Mixed, Shape, backend::Wanted};
+use anymesh_kernel::{
+    Kernel, MapProgram, Mixed, Scalar, Shape,
+    backend::{RowProgram, Wanted},
+};
+use smallvec::SmallVec;
 use std::{
     cmp::Reverse,
     collections::{BinaryHeap, HashSet},
     sync::{
-        Mutex, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -67,14 +71,39 @@ impl Step {
 pub(crate) struct Fused {
     /// What errors and profiles call it.
     pub(crate) op: &'static str,
-    pub(crate) joined: Joined,
+    pub(crate) body: Body,
     pub(crate) shape: Shape,
     /// The results that it stores: launch and output.
     pub(crate) outputs: Vec<(u32, u8)>,
-    /// The reduction at its end.
-    pub(crate) reduce: Option<u32>,
     /// The launches that it stands for, in order.
     pub(crate) nodes: Vec<u32>,
+}
+
+/// What several launches are as one.
+#[derive(Debug)]
+pub(crate) enum Body {
+    /// Elementwise launches, with a reduction at their end.
+    Map { joined: Joined, reduce: Option<u32> },
+    /// A row kernel that makes conversions around it.
+    Rows {
+        node: u32,
+        program: Arc<RowProgram>,
+        inputs: Vec<Reading>,
+        /// Those of a launch that is no row program as it was written down.
+        params: Option<SmallVec<[Scalar; 4]>>,
+        /// Whether the first result may take the memory of the first input.
+        over: bool,
+    },
+}
+
+impl Fused {
+    /// Its operands.
+    pub(crate) fn inputs(&self) -> &[Reading] {
+        match &self.body {
+            Body::Map { joined, .. } => &joined.inputs,
+            Body::Rows { inputs, .. } => inputs,
+        }
+    }
 }
 
 impl Plan {
@@ -95,7 +124,11 @@ impl Plan {
         let step = |step: &Step| match step {
             Step::Single(_) => 8,
             Step::Fused(fused) => {
-                512 + fused.joined.program.insts.len() * 48 + fused.joined.inputs.len() * 256
+                let insts: usize = match &fused.body {
+                    Body::Map { joined, .. } => joined.program.insts.len(),
+                    Body::Rows { program, .. } => program.programs().map(|p| p.insts.len()).sum(),
+                };
+                512 + insts * 48 + fused.inputs().len() * 256
             }
         };
         self.steps.iter().map(step).sum::<usize>() + self.steps.len() * 64 + self.wanted.len() * 8
@@ -109,8 +142,16 @@ pub(crate) struct Planner {
 }
 
 impl Planner {
-    pub(crate) fn plan(&mut self, graph: &Graph<'_>, options: &Options) -> Plan {
-        let groups = Groups::new(graph, options);
+    pub(crate) fn plan(
+        &mut self,
+        graph: &Graph<'_>,
+        options: &Options,
+        supports: &dyn Fn(&Kernel) -> bool,
+    ) -> Plan {
+        let mut groups = Groups::new(graph, options);
+        if options.rows {
+            groups.take_casts(supports);
+        }
         let alive = alive(&groups);
         let mut plan = Plan {
             complete: true,
@@ -120,17 +161,25 @@ impl Planner {
         let mut new = 0;
         for g in order(&groups, &alive) {
             let group = &groups.list[g];
+            if let Some(fused) = with_casts(&groups, g) {
+                fused
+                    .nodes
+                    .iter()
+                    .for_each(|n| launched[*n as usize] = true);
+                plan.steps.push(Step::Fused(Box::new(fused)));
+                continue;
+            }
             if group.segments.len() <= 1 {
                 push_single(&mut plan, &mut launched, group.node);
                 continue;
             }
-            let fused = fused(&groups, g, &alive, options).filter(|fused| {
-                let known = !options.compiles || self.programs.contains(&fused.joined.program);
+            let fused = fused(&groups, g, &alive, options).filter(|(_, program)| {
+                let known = !options.compiles || self.programs.contains(program);
                 known || new < options.new_programs
             });
             match fused {
-                Some(fused) => {
-                    if options.compiles && self.programs.insert(fused.joined.program.clone()) {
+                Some((fused, program)) => {
+                    if options.compiles && self.programs.insert(program) {
                         new += 1;
                     }
                     plan.steps.push(Step::Fused(Box::new(fused)));
@@ -221,7 +270,60 @@ fn order(groups: &Groups<'_>, alive: &[bool]) -> Vec<usize> {
     order
 }
 
-fn fused(groups: &Groups<'_>, g: usize, alive: &[bool], options: &Options) -> Option<Fused> {
+/// A row kernel with the conversions that it makes.
+fn with_casts(groups: &Groups<'_>, g: usize) -> Option<Fused> {
+    let (graph, casts) = (groups.graph, groups.casts.get(&g)?);
+    let kernel = graph.kernels[g];
+    let call = casts.call(kernel)?;
+    let mut inputs: Vec<Reading> = (call.inputs.iter().enumerate())
+        .map(|(k, view)| Reading {
+            source: graph.operands[g][k],
+            at: (g as u32, k as u8),
+            dtype: view.dtype,
+            layout: view.layout.clone(),
+            window: None,
+            bytes: view.buffer.bytes(),
+        })
+        .collect();
+    let mut nodes = vec![g as u32];
+    for (k, node, reading) in &casts.inputs {
+        let layout = inputs[*k].layout.clone();
+        inputs[*k] = Reading {
+            layout,
+            ..reading.clone()
+        };
+        nodes.push(*node);
+    }
+    let mut outputs: Vec<(u32, u8)> = (0..graph.results[g].len())
+        .map(|output| (g as u32, output as u8))
+        .collect();
+    for (k, node, _) in &casts.outputs {
+        outputs[*k] = (*node, 0);
+        nodes.push(*node);
+    }
+    nodes.sort_unstable();
+    Some(Fused {
+        op: name(nodes.iter().map(|n| graph.kernels[*n as usize].op())),
+        shape: call.shape.clone(),
+        body: Body::Rows {
+            node: g as u32,
+            program: call.program,
+            inputs,
+            params: matches!(kernel, Kernel::Row(_)).then_some(call.params),
+            over: call.over,
+        },
+        outputs,
+        nodes,
+    })
+}
+
+/// Several launches as one, and their program.
+fn fused(
+    groups: &Groups<'_>,
+    g: usize,
+    alive: &[bool],
+    options: &Options,
+) -> Option<(Fused, MapProgram)> {
     let (group, graph) = (&groups.list[g], groups.graph);
     let mut stored: Vec<(usize, usize)> = vec![];
     let mut outputs = vec![];
@@ -255,25 +357,29 @@ fn fused(groups: &Groups<'_>, g: usize, alive: &[bool], options: &Options) -> Op
         return None;
     }
     let joined = join(graph, group, &stored, first, options.compiles)?;
-    Some(Fused {
-        op: name(groups, group),
-        joined,
+    let program = joined.program.clone();
+    let nodes = nodes(group);
+    let op = |node: &u32| fusable(graph.kernels[*node as usize]).map_or("", |call| call.op);
+    let fused = Fused {
+        op: name(nodes.iter().map(op)),
+        body: Body::Map {
+            joined,
+            reduce: group.reduces.then_some(group.node as u32),
+        },
         shape: group.shape.clone(),
         outputs,
-        reduce: group.reduces.then_some(group.node as u32),
-        nodes: nodes(group),
-    })
+        nodes,
+    };
+    Some((fused, program))
 }
 
-/// The ops of a group, such as `cast+mul+add`.
-fn name(groups: &Groups<'_>, group: &Group) -> &'static str {
+/// Ops that became one, such as `cast+mul+add`.
+fn name(of: impl Iterator<Item = &'static str>) -> &'static str {
     const SHOWN: usize = 6;
     static NAMES: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);
     const KEPT: usize = 4096;
     let mut ops: Vec<&str> = vec![];
-    for node in nodes(group) {
-        let call = fusable(groups.graph.kernels[node as usize]);
-        let op = call.map_or("", |call| call.op);
+    for op in of {
         if ops.last() != Some(&op) {
             ops.push(op);
         }

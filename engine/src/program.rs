@@ -32,6 +32,7 @@ pub(crate) fn join(
     fences: bool,
 ) -> Option<Joined> {
     let mut joining = Joining {
+        compiled: fences,
         inputs: first.into_iter().cloned().collect(),
         ..Joining::default()
     };
@@ -111,6 +112,8 @@ fn shared_products(program: &Program) -> Vec<bool> {
 
 #[derive(Default)]
 struct Joining {
+    /// Whether the device compiles programs.
+    compiled: bool,
     insts: Vec<Inst>,
     kinds: Vec<Kind>,
     inputs: Vec<Reading>,
@@ -166,7 +169,16 @@ impl Joining {
     /// elements that are only moved as they were.
     fn stored(&mut self, program: &MapProgram, regs: &[Reg], reg: Reg, dtype: DType) -> Reg {
         if dtype == dtype.kind().dtype() {
-            return regs[usize::from(reg)];
+            let own = regs[usize::from(reg)];
+            // What is rounded to a small float may be computed coarsely, but not what was stored before.
+            return match self.insts[usize::from(own)] {
+                Inst::Unary(..) | Inst::Binary(..) | Inst::Select(..) | Inst::Fence(..)
+                    if self.compiled && dtype == DType::F32 =>
+                {
+                    self.push(Inst::Cast(own, dtype), dtype.kind())
+                }
+                _ => own,
+            };
         }
         let moved = program.moved(dtype);
         self.rounded(program, regs, &moved, reg, dtype)

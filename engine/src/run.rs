@@ -4,13 +4,14 @@ use crate::{
     Options,
     cache::Cache,
     graph::{Graph, Node, fusable},
+    groups::Reading,
     over::Pairs,
-    plan::{Fused, Plan, Planner, Step},
+    plan::{Body, Fused, Plan, Planner, Step},
     value::{self, State},
 };
 use anymesh_kernel::{
     Buffer, Device, Error, Kernel, Result, Scalar, View,
-    backend::{Buffers, Form, List, MapCall, MapInput, Steps, Wanted},
+    backend::{Buffers, Form, List, MapCall, MapInput, RowProgramCall, Steps, Wanted},
 };
 use std::sync::{Arc, atomic::Ordering};
 
@@ -91,7 +92,8 @@ impl Runner {
         if !self.options.first && self.cache.is_new(&key) {
             return Arc::new(Plan::unfused(graph));
         }
-        let plan = Arc::new(self.planner.plan(graph, &self.options));
+        let supports = |kernel: &Kernel| self.inner.backend().supports(kernel);
+        let plan = Arc::new(self.planner.plan(graph, &self.options, &supports));
         if plan.complete {
             self.cache.insert(key, plan.clone());
         }
@@ -212,12 +214,7 @@ impl Runner {
         over: &Pairs,
         mut listed: Option<&mut (dyn Steps + '_)>,
     ) {
-        let operand = |k: usize| {
-            let (node, input) = fused.joined.inputs.get(k)?.at;
-            let call = fusable(&nodes[node as usize].as_ref()?.kernel)?;
-            self.ready(&call.inputs[usize::from(input)].view.buffer)
-                .ok()
-        };
+        let operand = |k: usize| self.read(nodes, fused.inputs().get(k)?).ok();
         let given_up = |k: usize| operand(k).filter(|buffer| gives_up(over, k, buffer));
         let again = listed.as_mut().and_then(|steps| steps.again(&given_up));
         let done = match again {
@@ -253,44 +250,85 @@ impl Runner {
         }
     }
 
+    fn node<'n>(&self, nodes: &'n [Option<Node>], number: u32) -> Result<&'n Node> {
+        let node = nodes[number as usize].as_ref();
+        node.ok_or_else(|| self.mistake("a launch was let go too early"))
+    }
+
+    /// The inner buffer that is read.
+    fn read(&self, nodes: &[Option<Node>], reading: &Reading) -> Result<Buffer> {
+        let (number, operand) = reading.at;
+        let kernel = &self.node(nodes, number)?.kernel;
+        let view = kernel.operands().nth(usize::from(operand));
+        self.ready(
+            &view
+                .ok_or_else(|| self.mistake("a launch lacks an operand"))?
+                .buffer,
+        )
+    }
+
+    /// What is read, of the device below.
+    fn view(&self, nodes: &[Option<Node>], reading: &Reading) -> Result<View> {
+        Ok(View {
+            buffer: self.read(nodes, reading)?,
+            dtype: reading.dtype,
+            layout: reading.layout.clone(),
+        })
+    }
+
     /// The kernel of several launches.
     fn kernel(&self, nodes: &[Option<Node>], fused: &Fused) -> Result<Kernel> {
-        let node = |number: usize| {
-            let node = nodes[number].as_ref();
-            node.ok_or_else(|| self.mistake("a launch was let go too early"))
+        let (joined, reduce) = match &fused.body {
+            Body::Map { joined, reduce } => (joined, reduce),
+            Body::Rows {
+                node,
+                program,
+                inputs,
+                params,
+                over,
+            } => {
+                let of_launch = || -> Result<_> {
+                    let numbers = self.node(nodes, *node)?.kernel.numbers();
+                    Ok(numbers.iter().copied().collect())
+                };
+                let view = |reading: &Reading| self.view(nodes, reading);
+                return Ok(RowProgramCall {
+                    op: fused.op,
+                    program: program.clone(),
+                    shape: fused.shape.clone(),
+                    inputs: inputs.iter().map(view).collect::<Result<_>>()?,
+                    params: params.clone().map_or_else(of_launch, Ok)?,
+                    over: *over,
+                }
+                .into());
+            }
         };
         let call_of = |number: usize| {
-            let call = fusable(&node(number)?.kernel);
+            let call = fusable(&self.node(nodes, number as u32)?.kernel);
             call.ok_or_else(|| self.mistake("a launch has no program"))
         };
         let mut call = MapCall {
             op: fused.op,
-            program: fused.joined.program.clone(),
+            program: joined.program.clone(),
             shape: fused.shape.clone(),
             inputs: Default::default(),
-            indices: fused.joined.indices.iter().cloned().collect(),
+            indices: joined.indices.iter().cloned().collect(),
             params: Default::default(),
             over: Default::default(),
         };
-        for reading in &fused.joined.inputs {
-            let of = call_of(reading.at.0 as usize)?;
-            let view = View {
-                buffer: self.ready(&of.inputs[usize::from(reading.at.1)].view.buffer)?,
-                dtype: reading.dtype,
-                layout: reading.layout.clone(),
-            };
+        for reading in &joined.inputs {
             call.inputs.push(MapInput {
-                view,
+                view: self.view(nodes, reading)?,
                 window: reading.window.clone(),
             });
         }
-        for (number, k) in &fused.joined.params {
+        for (number, k) in &joined.params {
             call.params.push(call_of(*number)?.params[*k]);
         }
-        let Some(reduce) = fused.reduce else {
+        let Some(reduce) = *reduce else {
             return Ok(call.into());
         };
-        match &node(reduce as usize)?.kernel {
+        match &self.node(nodes, reduce)?.kernel {
             Kernel::Reduce(reduce) => Ok(anymesh_kernel::backend::ReduceCall {
                 map: call,
                 ..reduce.clone()

@@ -20,6 +20,7 @@ mod kernel;
 mod list;
 mod norm_gradient;
 mod product;
+mod row_call;
 mod row_program;
 mod work;
 
@@ -35,6 +36,7 @@ pub use kernel::{Effects, Kernel, OutputTypes};
 pub use list::{List, Operands, Steps, Wanted};
 pub use norm_gradient::{NormGradient, NormPosition};
 pub use product::{Addend, ConvCall, GroupedCall, GroupedOp, MatmulCall};
+pub use row_call::Repeat;
 pub use row_program::{RowArgs, RowBuilder, RowFold, RowProgram, RowProgramCall};
 pub use work::Work;
 

@@ -13,7 +13,7 @@ pub(crate) use lanes::*;
 
 use anymesh_kernel::{
     DType, Dims, Kind, MapProgram, Scalar, Shape,
-    backend::{Affine, MapCall, MapInput},
+    backend::{Affine, MapCall, MapInput, Repeat},
     layout::collapse,
 };
 use cubecl::prelude::*;
@@ -34,15 +34,6 @@ pub(crate) enum Mode {
     Repeated,
     /// Of a [`Repeat`]: the same for all four.
     RepeatedSplat,
-}
-
-/// How parameters belong to the elements of `[rows, n]`: row `r`, column `j` has number
-/// `(r % groups) * channels + j / inner`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Repeat {
-    pub(crate) groups: usize,
-    pub(crate) channels: usize,
-    pub(crate) inner: usize,
 }
 
 /// One input as the kernel sees it at compile time.

@@ -2,6 +2,7 @@
 
 use super::{
     horizon::Horizon,
+    slices::{self, Part},
     tape::{Back, Edge, LeafSums, Mode, Node, with_mode},
 };
 use crate::{
@@ -42,6 +43,8 @@ pub(super) type Open = BTreeMap<u64, Pending>;
 pub(super) struct Pending {
     node: Arc<Node>,
     grads: SmallVec<[Option<Tensor>; 1]>,
+    /// What of these came in parts and is not yet in them.
+    parts: Vec<(usize, Part)>,
     /// How many ops gave to each.
     given: SmallVec<[u32; 1]>,
     /// Whether one of them is part of an op that somebody sees as a whole.
@@ -57,6 +60,7 @@ impl Pending {
         Self {
             node: node.clone(),
             grads: SmallVec::new(),
+            parts: vec![],
             given: SmallVec::new(),
             of_part: false,
             visited: false,
@@ -82,6 +86,52 @@ impl Pending {
     /// Whether all ops that took a result have given theirs.
     fn is_complete(&self, slot: usize) -> bool {
         Some(self.given[slot]) == self.node.uses(slot)
+    }
+
+    /// Makes a place for the gradient of a result.
+    fn reserve(&mut self, slot: usize) {
+        if self.grads.len() <= slot {
+            self.grads.resize(slot + 1, None);
+            self.given.resize(slot + 1, 0);
+        }
+    }
+
+    /// Adds a gradient to what a result has already got.
+    fn add(&mut self, slot: usize, gradient: Tensor) -> Result<()> {
+        let sum = match self.grads[slot].take() {
+            None => gradient,
+            Some(so_far) if so_far.shape() != gradient.shape() => {
+                let detail = format!(
+                    "gradients {} and {} of one tensor do not have one shape",
+                    so_far.type_string(),
+                    gradient.type_string()
+                );
+                return Err(Error::gradient(self.node.op, NoGradient::Mismatch, detail)
+                    .of([&so_far, &gradient]));
+            }
+            Some(so_far) => {
+                let _unseen = observe::unseen();
+                so_far.add(&gradient)?
+            }
+        };
+        self.grads[slot] = Some(sum);
+        Ok(())
+    }
+
+    /// Adds what came in parts.
+    fn join(&mut self) -> Result<()> {
+        while let Some((slot, _)) = self.parts.first() {
+            let _scope = ledger::enter(self.node.op, self.node.caller);
+            let slot = *slot;
+            let (own, others) = self.parts.drain(..).partition(|(of, _)| *of == slot);
+            self.parts = others;
+            let own: Vec<_> = own;
+            let parts = own.into_iter().map(|(_, part)| part).collect();
+            if let Some(gradient) = slices::joined(parts)? {
+                self.add(slot, gradient)?;
+            }
+        }
+        Ok(())
     }
 
     /// The complete gradients are about to be read.
@@ -171,6 +221,7 @@ impl Pass<'_> {
                     found.deferred.insert(id, next);
                     continue;
                 }
+                next.join()?;
                 if !next.visited {
                     next.begin();
                     self.complete(&mut next, &mut leaves)?;
@@ -200,17 +251,25 @@ impl Pass<'_> {
                 let _scope = ledger::enter(node.op, node.caller);
                 let _backward = profile::backward();
                 let step = observe::begin();
+                let left = slices::Left::default();
                 let mut pulled = pull(&Back {
                     node: &node,
                     grads: &next.grads,
                     needs: &needs,
                     last: !keep,
                     sums: &self.sums,
+                    left: (!self.create_graph).then_some(&left),
                 })?;
+                let left = left.take();
                 if let Some(step) = step {
                     let to = |e: &Option<Edge>| e.as_ref().map(|e| e.node.call());
                     let to: SmallVec<[_; 4]> = node.inputs.iter().map(to).collect();
                     observe::pulled(step, node.call(), &next.grads, &to, &mut pulled)?;
+                }
+                if let (Some(part), Some(Some(edge))) = (left, node.inputs.first()) {
+                    drop((pull, next));
+                    add_part(&mut pending, edge, part)?;
+                    continue;
                 }
                 // What the node kept goes before the next one allocates, but for what others
                 // will read.
@@ -378,28 +437,30 @@ fn add<'p>(
         .entry(edge.node.id)
         .or_insert_with(|| Pending::new(&edge.node));
     entry.of_part |= by.is_some_and(|node| node.nth == observe::UNSEEN);
-    if entry.grads.len() <= slot {
-        entry.grads.resize(slot + 1, None);
-        entry.given.resize(slot + 1, 0);
-    }
-    entry.grads[slot] = Some(match entry.grads[slot].take() {
-        None => gradient,
-        Some(so_far) if so_far.shape() != gradient.shape() => {
-            let detail = format!(
-                "gradients {} and {} of one tensor do not have one shape",
-                so_far.type_string(),
-                gradient.type_string()
-            );
-            return Err(Error::gradient(edge.node.op, NoGradient::Mismatch, detail)
-                .of([&so_far, &gradient]));
-        }
-        Some(so_far) => {
-            let _unseen = observe::unseen();
-            so_far.add(&gradient)?
-        }
-    });
+    entry.reserve(slot);
+    entry.add(slot, gradient)?;
     entry.count(slot);
     Ok(entry)
+}
+
+/// Keeps the gradient of a slice for when all are there, or until they are more than the tensor.
+fn add_part(open: &mut Open, edge: &Edge, part: Part) -> Result<()> {
+    let entry = open
+        .entry(edge.node.id)
+        .or_insert_with(|| Pending::new(&edge.node));
+    entry.reserve(edge.slot);
+    entry.parts.push((edge.slot, part));
+    entry.count(edge.slot);
+    match slices::overlap(
+        entry
+            .parts
+            .iter()
+            .filter(|(slot, _)| *slot == edge.slot)
+            .map(|(_, part)| part),
+    ) {
+        true => entry.join(),
+        false => Ok(()),
+    }
 }
 
 /// The nodes from which a target can be reached.

@@ -38,6 +38,7 @@ mod halves;
 mod horizon;
 mod parameter;
 mod parts;
+mod slices;
 mod tape;
 
 pub use crate::overlap::{Overlap, with_overlap};
@@ -46,6 +47,7 @@ pub(crate) use checkpoint::recompute;
 pub use gradients::Gradients;
 pub use halves::{Remaining, Root, backward_from, backward_inputs};
 pub use parts::on_parts;
+pub(crate) use slices::Part;
 pub use tape::HookHandle;
 pub(crate) use tape::{Back, Edge, Pulled, Recording, constant, is_recording, record, record1};
 

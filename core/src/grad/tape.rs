@@ -5,6 +5,7 @@
 //! node however it is computed. Nodes are numbered as they are made, and an operand is made before
 //! the result: going down the numbers visits every result before its operands.
 
+use super::slices;
 use crate::{
     Dry, Error, NoGradient, Placement, Result, Sharding, Tensor,
     ledger::{on_behalf_of, outermost},
@@ -611,6 +612,8 @@ pub(crate) struct Back<'a> {
     pub(super) last: bool,
     /// Sums of gradients of leaves that the pass adds to.
     pub(super) sums: &'a LeafSums,
+    /// Where gradients of slices are left, if the pass joins them.
+    pub(super) left: Option<&'a slices::Left>,
 }
 
 /// Sums of gradients of leaves, by node and result, until somebody adds to them.

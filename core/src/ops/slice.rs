@@ -13,7 +13,7 @@
 use super::{OpInfo, PadMode, create, shape::VIEWED};
 use crate::{
     Dims, Error, Layout, Result, Shape, Tensor,
-    grad::{Back, record, record1},
+    grad::{Back, Part, record, record1},
     reshard::{Held, Recipe, lacked},
     split,
     spmd::rule::letter,
@@ -132,9 +132,21 @@ impl Tensor {
         }
         record1(op, &[self], run, |_| {
             Ok(move |b: &Back<'_>| {
-                Ok(smallvec![Some(
-                    b.grad()?.unsliced(op, axis, start, step, size)?
-                )])
+                let gradient = b.grad()?.clone();
+                if step != 1 {
+                    return Ok(smallvec![Some(
+                        gradient.unsliced(op, axis, start, step, size)?
+                    )]);
+                }
+                let part = Part {
+                    op,
+                    axis,
+                    start,
+                    size,
+                    gradient,
+                };
+                let given = b.leave(part);
+                Ok(smallvec![given.map(|part| part.whole()).transpose()?])
             })
         })
     }
@@ -142,7 +154,7 @@ impl Tensor {
     /// What a slice was taken from, with zeros for the rest of the dimension: the gradient of
     /// [`sliced`](Self::sliced).
     #[track_caller]
-    fn unsliced(
+    pub(crate) fn unsliced(
         &self,
         op: &'static str,
         axis: usize,

@@ -3,7 +3,7 @@
 use super::{ReduceOp, View};
 use crate::{
     DType, Error, MapProgram, Result, Scalar, Shape,
-    map::{Builder, MAX_BUFFERS, MAX_INPUTS, Val},
+    map::{Builder, Inst, MAX_BUFFERS, MAX_INPUTS, Program, Reg, Val},
 };
 use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
@@ -115,9 +115,49 @@ impl RowProgram {
     /// The reductions whose results a program reads.
     pub fn results_of<'p>(&'p self, program: &'p MapProgram) -> impl Iterator<Item = usize> + 'p {
         program.insts.iter().filter_map(|inst| match *inst {
-            crate::map::Inst::Param(k) => usize::from(k).checked_sub(self.params),
+            Inst::Param(k) => usize::from(k).checked_sub(self.params),
             _ => None,
         })
+    }
+}
+
+impl RowProgram {
+    /// The same program of an input that is read as another float dtype, of the same kind.
+    pub fn with_input(&self, input: usize, dtype: DType) -> Self {
+        let read = |program: &MapProgram| -> MapProgram {
+            let mut program = Program::clone(program);
+            if let Some(known) = program.inputs.get_mut(input) {
+                *known = dtype;
+            }
+            program.into()
+        };
+        let fold = |fold: &RowFold| RowFold {
+            program: read(&fold.program),
+            ..fold.clone()
+        };
+        Self {
+            folds: self.folds.iter().map(fold).collect(),
+            each: self.each.as_ref().map(read),
+            rows: self.rows.as_ref().map(read),
+            columns: self.columns.as_ref().map(read),
+            params: self.params,
+        }
+    }
+
+    /// The same program, with output `k` of elements rounded to a smaller float before it is stored:
+    /// to the bits of a conversion of what it stored before.
+    pub fn with_rounded(&self, k: usize, dtype: DType) -> Self {
+        let mut rounded = self.clone();
+        if let Some(each) = &self.each {
+            let mut program = Program::clone(each);
+            let (reg, stored) = program.outputs[k];
+            // What is stored as a small float may be computed coarsely: not so what was larger.
+            program.insts.push(Inst::Cast(reg, stored));
+            program.kinds.push(stored.kind());
+            program.outputs[k] = ((program.insts.len() - 1) as Reg, dtype);
+            rounded.each = Some(program.into());
+        }
+        rounded
     }
 }
 

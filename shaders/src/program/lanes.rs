@@ -76,7 +76,7 @@ fn in_window(
     inside
 }
 
-/// The place of the parameter of a position in a row: see [`super::Repeat`], whose numbers start at
+/// The place of the parameter of a position in a row: see [`anymesh_kernel::backend::Repeat`], whose numbers start at
 /// `first`, after an offset.
 #[cube]
 fn repeated(

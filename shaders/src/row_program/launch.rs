@@ -7,11 +7,11 @@ use super::{
 use crate::{
     CubeBackend, Memory,
     map::{CUBE, Outputs},
-    program::{Bound, MapPlan, Repeat, address_of, bind},
+    program::{Bound, MapPlan, address_of, bind},
 };
 use anymesh_kernel::{
     DType, Kind, Result,
-    backend::{Buffers, MapCall, MapInput, ReduceOp, RowProgramCall},
+    backend::{Buffers, MapCall, MapInput, ReduceOp, Repeat, RowProgramCall},
 };
 use cubecl::prelude::*;
 use smallvec::smallvec;
