@@ -127,7 +127,7 @@ impl Options {
         Self {
             launches: 256,
             ramp: true,
-            bytes: 8 << 30,
+            bytes: 64 << 30,
             compiles: true,
             rows: true,
             new_programs: 64,

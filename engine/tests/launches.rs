@@ -597,3 +597,62 @@ fn a_sum_gives_its_memory_up_only_where_nobody_holds_it_and_no_launch_that_waits
     let told = seen.lock().expect("nobody panics");
     assert_eq!(*told, [Some(false), Some(false), Some(false), Some(true)]);
 }
+
+/// The values of a small float, as `f32`, and rounded again.
+fn convert(device: &Device, x: &View, dtype: DType) -> View {
+    let b = Builder::new();
+    let y = b.load(x.dtype).cast(dtype);
+    let program = b.finish(&[(y, dtype)]).expect("valid");
+    let made = device.launch(call("cast", &[x], program));
+    made.expect("it waits").swap_remove(0)
+}
+
+#[test]
+fn row_kernels_make_the_conversions_around_them_that_nobody_else_needs() {
+    const N: usize = 1024;
+    let mut b = RowBuilder::new(&[DType::F32], 0);
+    let sum = b.fold(ReduceOp::Sum, None, |a| a.x[0]).expect("valid");
+    b.each([DType::F32], |a| [a.x[0] / a.r[sum]])
+        .expect("valid");
+    let program = b.finish().expect("valid");
+    let run = |rows: bool, hold: [bool; 2]| {
+        let mut options = Options::host();
+        options.rows = rows;
+        let (device, told) = watched_with(options);
+        let values: Vec<f32> = (0..2 * N).map(|k| 1.0 + (k % 37) as f32 / 7.0).collect();
+        let small = convert(&device, &floats(&device, [2, N], &values), DType::BF16);
+        device.sync().expect("nothing is wrong");
+        seen(&told);
+        let wide = convert(&device, &small, DType::F32);
+        let shares = || {
+            let call = RowProgramCall {
+                op: "shares",
+                program: program.clone(),
+                shape: [2, N].into(),
+                inputs: smallvec![wide.clone()],
+                params: smallvec![],
+                over: false,
+            };
+            device.launch(call).expect("it waits").swap_remove(0)
+        };
+        let results = [shares(), shares()];
+        let rounded = results.each_ref().map(|x| convert(&device, x, DType::F16));
+        let held = (hold[0].then_some(wide), hold[1].then_some(results));
+        let bytes = |x: &View| pollster::block_on(device.backend().download(&x.buffer, 0..4 * N));
+        let bytes = rounded.map(|x| bytes(&x).expect("runs"));
+        drop(held);
+        (bytes, seen(&told))
+    };
+    let (expected, plainly) = run(false, [false; 2]);
+    assert_eq!(plainly.len(), 5, "{plainly:?}");
+    let (got, launches) = run(true, [false; 2]);
+    assert_eq!(launches, ["row_program cast+shares+cast"; 2]);
+    assert_eq!(got, expected);
+    // What somebody holds is made as it was written down.
+    let (got, launches) = run(true, [true, false]);
+    assert_eq!(launches[1..], ["row_program shares+cast"; 2]);
+    assert_eq!(got, expected);
+    let (got, launches) = run(true, [false, true]);
+    assert_eq!(launches[..2], ["row_program cast+shares"; 2]);
+    assert_eq!((got, launches.len()), (expected, 4));
+}

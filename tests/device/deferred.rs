@@ -1,7 +1,11 @@
 //! Deferred execution against eager one, on the device itself.
 
 use crate::Suite;
-use anymesh::{DType, Device, Mesh, Result, Tensor, ops::Expr};
+use anymesh::{
+    DType, Device, Mesh, Result, Tensor,
+    grad::{GradOptions, grad},
+    ops::{CrossEntropyOptions, Expr, NormOptions, Rng},
+};
 
 #[path = "../../engine/tests/random/hold.rs"]
 mod hold;
@@ -17,6 +21,10 @@ pub(crate) const SUITE: Suite = &[
     (
         "a_model_is_trained_to_the_same_bits_deferred_and_not",
         a_model_is_trained_to_the_same_bits_deferred_and_not,
+    ),
+    (
+        "conversions_around_other_kernels_give_the_same_bits_deferred_and_not",
+        conversions_around_other_kernels_give_the_same_bits_deferred_and_not,
     ),
     (
         "a_value_minus_itself_is_nan_where_it_is_infinite",
@@ -49,6 +57,79 @@ fn a_value_minus_itself_is_nan_where_it_is_infinite(device: &Device) {
         for device in [eager, &anymesh_engine::deferred(eager)] {
             if device.supports(dtype) {
                 run(device, &values).expect("runs");
+            }
+        }
+    }
+}
+
+/// Programs in which small floats are widened before, and rounded after what is computed in `f32`:
+/// results, in `f32`.
+fn converted(device: &Device, dtype: DType, n: usize) -> Result<Vec<Tensor>> {
+    let draw = |seed: u64, shape: &[usize]| {
+        Tensor::normal(shape, 0.0, 1.5, DType::F32, device, Rng::new(seed))
+    };
+    let x = draw(1, &[4, 33, n])?.cast(dtype)?.require_grad()?;
+    let weight = draw(2, &[n])?.require_grad()?;
+    let bias = draw(3, &[n])?.cast(dtype)?;
+    let seed = draw(4, &[4, 33, n])?.cast(dtype)?;
+    let wide = |x: &Tensor| x.cast(DType::F32);
+    let targets = Tensor::from_fn([4 * 33], device, |at| (at[0] * 7 % n) as i32)?;
+    let norm = NormOptions::new().weight(&weight);
+    let centered = wide(&bias)?;
+    let centered = NormOptions::new().weight(&weight).bias(&centered);
+    let rows = [
+        wide(&x)?.rms_norm(&norm)?.cast(dtype)?,
+        wide(&x)?.layer_norm(&centered)?.cast(dtype)?,
+        wide(&x)?.softmax(-1)?.cast(dtype)?,
+        // Not for rows: longer functions that a device may shorten where little of them is left.
+        ((wide(&x)? / 3.0)?.tanh()? / 7.0)?.cast(dtype)?,
+        wide(&x)?.erf()?.cast(dtype)?,
+        wide(&x)?.exp()?.cast(dtype)?,
+    ];
+    let logits = wide(&x)?.reshape([4 * 33, n])?;
+    let loss = logits.cross_entropy(&targets, &CrossEntropyOptions::default())?;
+    let mut all = rows.iter().map(wide).collect::<Result<Vec<_>>>()?;
+    for output in rows {
+        let options = GradOptions {
+            seeds: Some(vec![seed.clone()]),
+            allow_unused: true,
+            ..GradOptions::default()
+        };
+        for gradient in grad(&[&output], &[&x, &weight], &options)? {
+            all.push(wide(&gradient)?);
+        }
+    }
+    all.push(wide(&loss.backward()?.of(&x)?)?);
+    all.push(loss);
+    Ok(all)
+}
+
+fn conversions_around_other_kernels_give_the_same_bits_deferred_and_not(device: &Device) {
+    let eager = device.innermost();
+    let bits = |results: Result<Vec<Tensor>>| -> Vec<Vec<u32>> {
+        let values = |x: &Tensor| x.to_vec::<f32>().expect("it is there");
+        let bits = |x: &Tensor| values(x).into_iter().map(f32::to_bits).collect();
+        results.expect("runs").iter().map(bits).collect()
+    };
+    for dtype in [DType::BF16, DType::F16] {
+        for n in [256, 770] {
+            if !device.supports(dtype) {
+                continue;
+            }
+            let expected = bits(converted(eager, dtype, n));
+            let mut options = anymesh_engine::Options::of(eager);
+            options.first = true;
+            let deferred = anymesh_engine::deferred_with(eager, options);
+            let got = bits(converted(&deferred, dtype, n));
+            assert_eq!(expected.len(), got.len());
+            for (k, (expected, got)) in expected.iter().zip(&got).enumerate() {
+                let wrong = expected.iter().zip(got).filter(|(a, b)| a != b).count();
+                assert_eq!(
+                    wrong,
+                    0,
+                    "of {} values of result {k}, {dtype} {n}",
+                    got.len()
+                );
             }
         }
     }
