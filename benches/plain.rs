@@ -12,8 +12,8 @@
 //! cargo bench --bench plain -- deferred:idle composed 16x1024 launches
 //! ```
 //!
-//! `launches` instead of a number of steps shows what a step launches, and how many bytes that reads
-//! and writes; `idle` has every kernel and makes none.
+//! `launches` instead of a number of steps shows what a step launches, how long each takes if the device
+//! is waited for, and how many bytes it reads and writes; `idle` has every kernel and makes none.
 
 use anymesh::{Profiling, Timing, prelude::*};
 use std::{
@@ -21,7 +21,7 @@ use std::{
     error::Error as StdError,
     f64::consts::PI,
     sync::{Arc, Mutex, PoisonError},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 const LAYERS: usize = 12;
@@ -191,13 +191,20 @@ impl Model {
     }
 }
 
-/// How often something is launched, and the bytes of all of that.
-type Seen = BTreeMap<String, (usize, f64)>;
+/// Launches that are alike.
+#[derive(Default)]
+struct Alike {
+    count: usize,
+    bytes: f64,
+    took: Duration,
+}
+
+type Seen = BTreeMap<String, Alike>;
 
 fn watch(device: &Device, seen: Arc<Mutex<Seen>>) -> Profiling {
     device
         .innermost()
-        .profile(Timing::Launch, move |kernel, _| {
+        .profile(Timing::Done, move |kernel, took| {
             let text = |(dtype, shape): &(DType, Shape)| format!("{dtype}{shape}");
             let read = kernel
                 .operands()
@@ -212,8 +219,9 @@ fn watch(device: &Device, seen: Arc<Mutex<Seen>>) -> Profiling {
             let what = format!("{} ({}) {read} -> {written}", kernel.op(), kernel.family());
             let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
             let row = seen.entry(what).or_default();
-            row.0 += 1;
-            row.1 += kernel.work().bytes;
+            row.count += 1;
+            row.bytes += kernel.work().bytes;
+            row.took += took;
         })
 }
 
@@ -273,12 +281,10 @@ fn main() -> std::result::Result<(), Box<dyn StdError>> {
     if watched.take().is_some() {
         let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
         let mut rows: Vec<_> = seen.iter().collect();
-        rows.sort_by(|a, b| b.1.1.total_cmp(&a.1.1));
-        let all = rows.iter().map(|row| row.1.1).sum::<f64>();
-        let count = rows.iter().map(|row| row.1.0).sum::<usize>();
-        println!("{count:6} launches {:9.3} GB", all / 1e9);
-        for (what, (count, bytes)) in rows {
-            println!("{count:6} x {:9.3} GB {what}", bytes / 1e9);
+        rows.sort_by(|a, b| b.1.bytes.total_cmp(&a.1.bytes));
+        for (what, row) in rows {
+            let (count, gb, ms) = (row.count, row.bytes / 1e9, row.took.as_secs_f64() * 1e3);
+            println!("{count:6} x {gb:9.3} GB {ms:9.3} ms {what}");
         }
         return Ok(());
     }

@@ -11,8 +11,8 @@ mod tuned;
 
 use crate::stream::{check, timed};
 use anymesh_kernel::{
-    Buffer, DType, Device, Error, Kernel, Layout, Result, View,
-    backend::{GroupedCall, GroupedOp, MatmulCall},
+    Backend, Buffer, DType, Device, Error, Kernel, Layout, MapProgram, Result, View,
+    backend::{GroupedCall, GroupedOp, MapCall, MapInput, MatmulCall},
 };
 use anymesh_launcher::{Engine, Stream, place};
 use anymesh_shaders::{Arena, Memory};
@@ -25,8 +25,9 @@ use cudarc::{
 };
 use plan::{
     Algorithm, CHOICES, Problem, ProductPlan, WORKSPACE, alignment, has_product,
-    has_scaled_product, problem,
+    has_scaled_product, matrix, problem,
 };
+use smallvec::smallvec;
 use std::{
     collections::HashMap,
     ffi::c_void,
@@ -239,6 +240,59 @@ fn has_fused_or_scaled(call: &MatmulCall) -> bool {
         && even(a, rank - 1)
         && even(b, rank - 2)
         && b.shape[rank - 1] % 16 == 0
+}
+
+/// Operations of a product from which on an operand that the library cannot read is copied for it.
+const WORTH_A_COPY: f64 = (1u64 << 27) as f64;
+
+/// A large product with copies of the operands that the library cannot read as they lie, such as heads
+/// that are parts of one tensor: their batch dimensions are no one step apart. `None` where it reads
+/// both, or the product is not worth it.
+fn with_copies(portable: &dyn Backend, call: &MatmulCall) -> Result<Option<MatmulCall>> {
+    let work = Kernel::from(call.clone()).work();
+    let read = |view: &View| matrix(&view.layout, 0, view.dtype.size()).is_some();
+    if work.products < WORTH_A_COPY || read(&call.a) && read(&call.b) {
+        return Ok(None);
+    }
+    let copy = |view: &View| -> Result<View> {
+        if read(view) {
+            return Ok(view.clone());
+        }
+        // In the order in which the matrices lie: the library turns them as it reads.
+        let rank = view.layout.shape.rank();
+        let mut order: Vec<usize> = (0..rank).collect();
+        if view.layout.strides[rank - 2] == 1 {
+            order.swap(rank - 2, rank - 1);
+        }
+        let layout = view.layout.permute(&order);
+        let shape = layout.shape.clone();
+        let input = MapInput {
+            view: View {
+                layout,
+                ..view.clone()
+            },
+            window: None,
+        };
+        let copy = MapCall {
+            op: call.op,
+            program: MapProgram::cast(view.dtype, view.dtype),
+            shape: shape.clone(),
+            inputs: smallvec![input],
+            indices: smallvec![],
+            params: smallvec![],
+            over: Default::default(),
+        };
+        Ok(View {
+            buffer: portable.launch(copy.into())?.swap_remove(0),
+            dtype: view.dtype,
+            layout: Layout::contiguous(shape).permute(&order),
+        })
+    };
+    Ok(Some(MatmulCall {
+        a: copy(&call.a)?,
+        b: copy(&call.b)?,
+        ..call.clone()
+    }))
 }
 
 /// The address of something dense and the memory that it is in; nothing where the library cannot read
@@ -530,7 +584,14 @@ pub(crate) fn with_products(
     };
     Ok(device.decorated_for(takes, has, move |portable, kernel| {
         let product = match &kernel {
-            Kernel::Matmul(call) => products.product(call)?,
+            Kernel::Matmul(call) => match products.product(call)? {
+                Some(out) => Some(out),
+                None if !has_product(call.a.dtype, call.dtype) || call.scales.is_some() => None,
+                None => match with_copies(portable, call)? {
+                    Some(call) => products.product(&call)?,
+                    None => None,
+                },
+            },
             Kernel::Grouped(call) => products.grouped(call)?,
             Kernel::Conv(call) => match call.as_product() {
                 Some(call) => products.product(&call)?,

@@ -136,6 +136,21 @@ fn products(cases: &mut Cases) {
                 )?)?,
             ])
         });
+        // Large enough for a device to copy what it could not read otherwise.
+        if matches!(dtype, DType::F32 | DType::BF16) {
+            cases.add(
+                "matmul",
+                dtype,
+                format!("{dtype} of heads that are parts of one tensor"),
+                move |d| {
+                    let both = data(d, dtype, &[2, 384, 512], Contiguous, 19)?;
+                    let heads = both.reshape([2, 384, 8, 64])?.transpose(1, 2)?;
+                    let (q, k) = (heads.narrow(1, 0, 4)?, heads.narrow(1, 4, 4)?);
+                    let weights = data(d, dtype, &[2, 4, 384, 384], Contiguous, 20)?;
+                    Ok(vec![q.matmul(&k.transpose(-2, -1)?)?, weights.matmul(&k)?])
+                },
+            );
+        }
         cases.add(
             "bmm",
             dtype,
