@@ -308,4 +308,26 @@ mod tests {
         assert_eq!(products, [true, false]);
         assert_eq!(found.iter().filter(|found| **found).count(), 1);
     }
+
+    #[test]
+    fn what_was_stored_as_f32_is_no_step_of_what_rounds_it() {
+        let builder = Builder::new();
+        let third = builder.load(DType::F32) / 3.0;
+        let program = builder.finish(&[(third, DType::F32)]).expect("valid");
+        let stored = |compiled: bool| {
+            let mut joining = Joining {
+                compiled,
+                ..Joining::default()
+            };
+            let regs: Vec<Reg> = (program.insts.iter().zip(&program.kinds))
+                .map(|(inst, kind)| joining.push(*inst, *kind))
+                .collect();
+            let (reg, dtype) = program.outputs[0];
+            let value = joining.stored(&program, &regs, reg, dtype);
+            joining.insts[usize::from(value)]
+        };
+        // Kernels compute coarsely what only casts to small floats read.
+        assert!(matches!(stored(true), Inst::Cast(_, DType::F32)));
+        assert!(matches!(stored(false), Inst::Binary(Binary::Div, ..)));
+    }
 }

@@ -336,7 +336,7 @@ pub(super) fn tree<T: Numeric>(
 
 /// A part on lane 0 only: its copies on the other lanes must not count again.
 #[cube]
-pub(super) fn first_lane<T: Numeric>(part: &Acc<T>, identity: T) -> Acc<T> {
+pub(super) fn first_lane<T: Numeric>(part: Acc<T>, identity: T) -> Acc<T> {
     let mut lane = U4::new(1u32);
     lane.insert(0usize, 0u32);
     let first = lane.equal(&U4::new(0u32));

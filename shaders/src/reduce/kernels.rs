@@ -149,37 +149,20 @@ fn finish_row<T: Numeric>(
     #[comptime] op: ReduceOp,
     #[comptime] how: How,
 ) {
-    let width = comptime!(how.width as usize);
     let mut acc = nothing::<T>(identity);
     let mut split = UNIT_POS as usize;
     while split < splits {
-        // On their way together: one after the other they would be half of what a sum takes.
-        let mut loaded = Sequence::<Acc<T>>::new();
-        #[unroll]
-        for u in 0..4usize {
-            let at = min(split + u * width, splits - 1usize) * results + result;
-            let mut part = nothing::<T>(identity);
-            part.value = Vector::new(parts.values.index(0usize)[at]);
-            if comptime!(op == ReduceOp::LogSumExp) {
-                part.sum = Vector::new(parts.values.index(1usize)[at]);
-            }
-            if comptime!(matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin)) {
-                part.index = U4::new(parts.places.index(0usize)[at]);
-            }
-            loaded.push(part);
+        let at = split * results + result;
+        let mut part = nothing::<T>(identity);
+        part.value = Vector::new(parts.values.index(0usize)[at]);
+        if comptime!(op == ReduceOp::LogSumExp) {
+            part.sum = Vector::new(parts.values.index(1usize)[at]);
         }
-        #[unroll]
-        for u in 0..4usize {
-            if split + u * width < splits {
-                absorb(
-                    &mut acc,
-                    &first_lane(loaded.index(u), identity),
-                    op,
-                    how.kind,
-                );
-            }
+        if comptime!(matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin)) {
+            part.index = U4::new(parts.places.index(0usize)[at]);
         }
-        split += 4usize * width;
+        absorb(&mut acc, &first_lane(part, identity), op, how.kind);
+        split += comptime!(how.width as usize);
     }
     let acc = tree(acc, how.width, op, how.kind);
     if UNIT_POS == 0u32 {
