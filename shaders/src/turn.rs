@@ -201,7 +201,6 @@ fn turn_pairs(
     #[comptime] turn: Interned<Turn>,
 ) {
     if CUBE_POS < cubes {
-        let tile = comptime!(turn.tile);
         let words = comptime!(turn.tile / 2);
         let lines = comptime!(CUBE as usize / (turn.tile / 2));
         let mut turning = Shared::<[u32]>::new_slice(comptime!(turn.tile * turn.tile / 2));
