@@ -15,7 +15,7 @@ use crate::{
     scalar::Float,
 };
 use anymesh_kernel::{
-    DType, Error, MapProgram, Result,
+    DType, Dims, Error, MapProgram, Result,
     backend::{Affine, Buffers, MapCall, MapInput, ReduceOp, RowProgramCall},
     map::MAX_OUTPUTS,
 };
@@ -38,7 +38,7 @@ pub(crate) fn fits(call: &RowProgramCall) -> bool {
     let wide = call.inputs.iter().any(|view| view.dtype == DType::F64);
     let [_, _, columns] = call.program.dtypes();
     let alike = columns.iter().all(|dtype| (*dtype == DType::F64) == wide);
-    call.shape[1] >= SHORTEST && alike
+    call.length() >= SHORTEST && alike
 }
 
 /// The backend's kernel for row programs.
@@ -53,10 +53,9 @@ pub(crate) fn row_program(call: &RowProgramCall) -> Result<Buffers> {
 
 /// A map call for the programs of a row program, with the parameters of its own.
 fn map_call(call: &RowProgramCall, program: &MapProgram) -> MapCall {
-    let column = Affine {
-        offset: 0,
-        strides: smallvec![0, 1],
-    };
+    let mut strides: Dims<i64> = smallvec![0; call.shape.rank()];
+    strides[call.shape.rank() - 1] = 1;
+    let column = Affine { offset: 0, strides };
     MapCall {
         op: call.op,
         program: program.clone(),
@@ -140,7 +139,7 @@ fn tasks<T: Float>(
     call: &RowProgramCall,
     one: impl Fn(&mut Task<'_>) -> Result<()> + Sync,
 ) -> Result<Buffers> {
-    let (rows, n) = (call.shape[0], call.shape[1]);
+    let (rows, n) = (call.rows(), call.length());
     let [each, per_row, columns] = call.program.dtypes();
     let memory =
         |count: usize| move |dtype: &DType| Memory::new(count.saturating_mul(dtype.size()));
@@ -211,7 +210,7 @@ struct Group {
 
 impl<T: Float> Work<'_, T> {
     fn task(&self, task: &mut Task<'_>, scratch: &mut Scratch) -> Result<()> {
-        let n = self.call.shape[1];
+        let n = self.call.length();
         // Short rows share a block: an instruction then begins once for several of them.
         let together = (BLOCK / n).max(1);
         for first in (0..task.count).step_by(together) {
@@ -242,7 +241,7 @@ impl<T: Float> Work<'_, T> {
         scratch: &mut Scratch,
         outs: &mut [&mut [u8]],
     ) -> Result<usize> {
-        let n = self.call.shape[1];
+        let n = self.call.length();
         let positions = group.rows * BLOCK.min(n - first);
         let start = group.start + first;
         let steps = match n > BLOCK {
@@ -275,7 +274,7 @@ impl<T: Float> Work<'_, T> {
 
     /// Outputs of elements, and sums of columns.
     fn elements(&self, group: &Group, task: &mut Task<'_>, scratch: &mut Scratch) -> Result<()> {
-        let (n, joined) = (self.call.shape[1], self.joined);
+        let (n, joined) = (self.call.length(), self.joined);
         for first in (0..n).step_by(BLOCK) {
             let len = BLOCK.min(n - first);
             let mut outs: [&mut [u8]; MAX_OUTPUTS] = Default::default();
@@ -322,7 +321,7 @@ impl<T: Float> Work<'_, T> {
             }
             let results = group.results.iter().skip(row).step_by(group.rows);
             let results: SmallVec<[u64; 4]> = results.copied().collect();
-            let at = group.start + row * self.call.shape[1];
+            let at = group.start + row * self.call.length();
             let late = self.late(&results, 1);
             bound.run_at(at, &mut outs[..count], late, scratch)?;
         }
@@ -353,7 +352,7 @@ impl<T: Float> Work<'_, T> {
         group: &mut Group,
         scratch: &mut Scratch,
     ) -> Result<()> {
-        let (n, part) = (self.call.shape[1], &self.joined.folds[k]);
+        let (n, part) = (self.call.length(), &self.joined.folds[k]);
         let mut accs: SmallVec<[F::Acc; 16]> = smallvec![fold.start(); group.rows];
         for first in (0..n).step_by(BLOCK) {
             // Rows that share a block are whole.

@@ -14,7 +14,7 @@ pub(crate) struct Cache {
     bytes: usize,
     clock: u64,
     plans: HashMap<u64, Kept>,
-    /// The hashes of lists that came.
+    /// The forms of lists that came, by their hashes.
     seen: HashSet<u64>,
 }
 
@@ -41,7 +41,7 @@ impl Cache {
         if self.seen.len() >= SEEN {
             self.seen.clear();
         }
-        self.seen.insert(key.hash())
+        self.seen.insert(key.form())
     }
 
     /// The plan for this key. Keys are compared whole: two that share a hash are not the same.

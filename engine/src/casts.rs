@@ -133,7 +133,7 @@ impl Groups<'_> {
         let Some(Feed::Memory(reading)) = self.list[cast].segments[0].feeds.first().cloned() else {
             return None;
         };
-        if self.graph.known(widened).held || self.readers(widened).is_empty() {
+        if self.held(widened) || self.readers(widened).is_empty() {
             return None;
         }
         let mut changed: SmallVec<[(usize, Casts); 2]> = SmallVec::new();
@@ -176,7 +176,7 @@ impl Groups<'_> {
             return None;
         };
         let (n, k) = (node as usize, usize::from(output));
-        let alone = self.readers(source) == [cast as u32] && !self.graph.known(source).held;
+        let alone = self.readers(source) == [cast as u32] && !self.held(source);
         let whole =
             reading.layout.offset == 0 && reading.bytes == 4 * self.list[cast].shape.numel() as u64;
         if !alone || !whole || !self.list[n].segments.is_empty() {

@@ -29,6 +29,27 @@ pub(crate) struct Known {
     pub(crate) bytes: u64,
     /// Whether anybody but the list has a handle on it.
     pub(crate) held: bool,
+    /// Whether somebody waits for it.
+    pub(crate) needed: bool,
+}
+
+/// The values that have to be there after a list.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Need<'b> {
+    /// Those that the list reads.
+    None,
+    All,
+    Of(&'b [&'b Buffer]),
+}
+
+impl Need<'_> {
+    fn is(self, buffer: &Buffer) -> bool {
+        match self {
+            Need::None => false,
+            Need::All => true,
+            Need::Of(buffers) => buffers.iter().any(|needed| needed.same(buffer)),
+        }
+    }
 }
 
 /// The list as a graph.
@@ -57,7 +78,7 @@ pub(crate) fn fusable(kernel: &Kernel) -> Option<&MapCall> {
 
 impl<'n> Graph<'n> {
     /// Of launches of which none is gone.
-    pub(crate) fn new(nodes: &'n [Option<Node>]) -> Self {
+    pub(crate) fn new(nodes: &'n [Option<Node>], need: Need<'_>) -> Self {
         struct Seen<'n> {
             source: Source,
             buffer: &'n Buffer,
@@ -102,10 +123,12 @@ impl<'n> Graph<'n> {
         let known = |seen: &Seen<'_>| Known {
             bytes: seen.buffer.bytes(),
             held: seen.buffer.handles() > seen.handles,
+            needed: need.is(seen.buffer),
         };
         let nothing = Known {
             bytes: 0,
             held: true,
+            needed: false,
         };
         let mut of_outside = vec![nothing.clone(); buffers.len()];
         let mut results: Vec<SmallVec<[Known; 1]>> = (nodes.iter().flatten())
@@ -135,12 +158,24 @@ impl<'n> Graph<'n> {
         }
     }
 
+    /// Has a value be held, by launches that stay for the next list.
+    pub(crate) fn hold(&mut self, source: Source) {
+        match source {
+            Source::Result { node, output } => {
+                self.results[node as usize][usize::from(output)].held = true;
+            }
+            Source::Outside(k) => self.outside[k as usize].held = true,
+        }
+    }
+
     /// What the plan of this list is known by: everything that the plan depends on, and all that makes
     /// its launches what they are (`form`). Numbers that programs are given, seeds among them, are no part
-    /// of it.
-    pub(crate) fn key(&self, form: Form) -> Key {
+    /// of it. The first launches stayed of an earlier list, and are of a form of their own.
+    pub(crate) fn key(&self, stayed: (usize, Option<Form>), form: Form) -> Key {
         let mut links = Vec::with_capacity(4 * self.kernels.len() + self.outside.len());
-        let known = |known: &Known| known.bytes << 1 | u64::from(known.held);
+        let known =
+            |known: &Known| known.bytes << 2 | u64::from(known.needed) << 1 | u64::from(known.held);
+        links.push(stayed.0 as u64);
         for (operands, results) in self.operands.iter().zip(&self.results) {
             links.extend(operands.iter().map(|source| match *source {
                 Source::Result { node, output } => u64::from(node) << 9 | u64::from(output) << 1,
@@ -151,10 +186,13 @@ impl<'n> Graph<'n> {
         links.extend(self.outside.iter().map(known));
         let mut hash = Mix::default();
         links.iter().for_each(|link| hash.write_u64(*link));
+        let stayed = stayed.1;
+        hash.write_u64(stayed.as_ref().map_or(0, Form::number));
         hash.write_u64(form.number());
         Key {
             hash: hash.finish(),
             links,
+            stayed,
             form,
         }
     }
@@ -203,6 +241,8 @@ pub(crate) struct Key {
     hash: u64,
     /// Who reads what, and who is held.
     links: Vec<u64>,
+    /// Of launches that stayed of an earlier list.
+    stayed: Option<Form>,
     form: Form,
 }
 
@@ -211,8 +251,13 @@ impl Key {
         self.hash
     }
 
+    /// What its launches are, whoever holds what, and whatever stayed before them.
+    pub(crate) fn form(&self) -> u64 {
+        self.form.number()
+    }
+
     /// The memory it takes, about.
     pub(crate) fn bytes(&self) -> usize {
-        self.links.len() * 8 + self.form.bytes()
+        self.links.len() * 8 + self.form.bytes() + self.stayed.as_ref().map_or(0, Form::bytes)
     }
 }

@@ -11,6 +11,7 @@ use crate::{
     casts::Casts,
     coordinates::{Coordinates, is_whole},
     graph::{Graph, Source, fusable},
+    recipes::Recipes,
 };
 use anymesh_kernel::{
     DType, Dims, Kernel, Layout, Shape,
@@ -39,8 +40,11 @@ pub(crate) struct Group {
     pub(crate) node: usize,
     /// The positions that it goes through.
     pub(crate) shape: Shape,
-    /// Whether the last launch is a reduction.
+    /// Whether the last launch is a reduction, whose result is all that is stored.
     pub(crate) reduces: bool,
+    /// Of a group that reduces rows, and may store more than the result of one reduction: how many
+    /// dimensions count the rows; the others are a row.
+    pub(crate) rows: Option<usize>,
     /// Another group does its work.
     pub(crate) gone: bool,
 }
@@ -53,6 +57,8 @@ pub(crate) struct Segment {
     pub(crate) feeds: SmallVec<[Feed; 2]>,
     /// One for each index of the program.
     pub(crate) indices: SmallVec<[Affine; 1]>,
+    /// Whether its results are numbers of rows, in a group that goes through these.
+    pub(crate) of_rows: bool,
 }
 
 /// Where an input of a program comes from.
@@ -89,6 +95,26 @@ impl Reading {
     }
 }
 
+impl Segment {
+    /// Whether two segments compute the same.
+    fn same(&self, other: &Self) -> bool {
+        let fed = |(a, b): (&Feed, &Feed)| match (a, b) {
+            (Feed::Memory(a), Feed::Memory(b)) => a.same(b),
+            (
+                Feed::Register { segment, output },
+                Feed::Register {
+                    segment: s,
+                    output: o,
+                },
+            ) => (segment, output) == (s, o),
+            _ => false,
+        };
+        (self.node, self.of_rows) == (other.node, other.of_rows)
+            && self.indices == other.indices
+            && self.feeds.iter().zip(&other.feeds).all(fed)
+    }
+}
+
 impl Group {
     pub(crate) fn readings(&self) -> impl Iterator<Item = &Reading> {
         let feeds = self.segments.iter().flat_map(|segment| &segment.feeds);
@@ -102,7 +128,7 @@ impl Group {
 /// The groups of a graph.
 pub(crate) struct Groups<'g> {
     pub(crate) graph: &'g Graph<'g>,
-    options: &'g Options,
+    pub(crate) options: &'g Options,
     /// By launch; those that moved in with another are gone.
     pub(crate) list: Vec<Group>,
     /// The group that stores the results of each launch.
@@ -114,18 +140,20 @@ pub(crate) struct Groups<'g> {
     pub(crate) before: Vec<Option<usize>>,
     /// The row kernels that make conversions around them.
     pub(crate) casts: HashMap<usize, Casts>,
+    /// What is left to the next list.
+    pub(crate) recipes: Recipes,
 }
 
 /// How a group takes in another.
 #[derive(Clone, Copy, PartialEq)]
-enum How {
+pub(crate) enum How {
     Move,
     Copy,
     Join,
 }
 
 impl<'g> Groups<'g> {
-    pub(crate) fn new(graph: &'g Graph<'g>, options: &'g Options) -> Self {
+    pub(crate) fn new(graph: &'g Graph<'g>, recipes: Recipes, options: &'g Options) -> Self {
         let count = graph.kernels.len();
         let mut groups = Self {
             graph,
@@ -138,6 +166,7 @@ impl<'g> Groups<'g> {
             outside: vec![SmallVec::new(); graph.outside.len()],
             before: Vec::with_capacity(count),
             casts: HashMap::new(),
+            recipes,
         };
         let mut last = None;
         for n in 0..count {
@@ -178,6 +207,7 @@ impl<'g> Groups<'g> {
                 node: n,
                 feeds: call.inputs.iter().enumerate().map(reading).collect(),
                 indices: call.indices.clone(),
+                of_rows: self.rows_of(kernel).is_some(),
             }
         });
         Group {
@@ -185,8 +215,26 @@ impl<'g> Groups<'g> {
             node: n,
             shape: fusable(kernel).map_or_else(Shape::scalar, |call| call.shape.clone()),
             reduces: matches!(kernel, Kernel::Reduce(_)),
+            rows: self.rows_of(kernel),
             gone: false,
         }
+    }
+
+    /// How many dimensions count the rows, of a reduction that is one of rows.
+    fn rows_of(&self, kernel: &Kernel) -> Option<usize> {
+        match kernel {
+            Kernel::Reduce(call) if self.options.rows && call.is_of_rows() => {
+                Some(call.map.shape.rank() - call.axes.len())
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether somebody needs a value after the list.
+    pub(crate) fn held(&self, source: Source) -> bool {
+        let unstored = |node: u32| self.recipes.unstored.contains(&node);
+        let left = matches!(source, Source::Result { node, .. } if unstored(node));
+        self.graph.known(source).held && !left || self.recipes.reads.contains(&source)
     }
 
     fn readers_mut(&mut self, source: Source) -> &mut SmallVec<[u32; 2]> {
@@ -254,11 +302,12 @@ impl<'g> Groups<'g> {
                     return false;
                 };
                 let maker = &self.list[self.home[node as usize]];
-                !maker.segments.is_empty() && !maker.reduces && !tried.contains(&reading.source)
+                let taken = !maker.reduces || maker.rows.is_some();
+                !maker.segments.is_empty() && taken && !tried.contains(&reading.source)
             });
             let Some(reading) = next.cloned() else { return };
             tried.push(reading.source);
-            self.take_in(group, &reading);
+            (self.take_in(group, &reading)).or_else(|| self.take_in_rows(group, &reading));
         }
     }
 
@@ -268,7 +317,7 @@ impl<'g> Groups<'g> {
             return None;
         };
         let maker = self.home[node as usize];
-        if maker == group {
+        if maker == group || self.list[maker].rows.is_some() {
             return None;
         }
         let made = |source: Source| matches!(source, Source::Result { node, .. } if self.home[node as usize] == maker);
@@ -307,7 +356,7 @@ impl<'g> Groups<'g> {
     ) -> Option<How> {
         let others = |source: Source| {
             let read = |g: &u32| *g as usize != group && *g as usize != maker;
-            self.graph.known(source).held || self.readers(source).iter().any(read)
+            self.held(source) || self.readers(source).iter().any(read)
         };
         let mut needed = self.results(maker).filter(|source| others(*source));
         let first = needed.next();
@@ -319,13 +368,14 @@ impl<'g> Groups<'g> {
             && first == Some(source)
             && needed.next().is_none()
             && self.results(maker).count() == 1
-            && !self.graph.known(source).held
+            && !self.held(source)
             && readers.len() <= MAX_COPIES
             && (readers.iter()).all(|g| !self.list[*g as usize].segments.is_empty());
         if copies {
             return Some(How::Copy);
         }
-        (whole && !self.list[group].reduces).then_some(How::Join)
+        let own = &self.list[group];
+        (whole && !own.reduces && own.rows.is_none()).then_some(How::Join)
     }
 
     /// Whether computing it again costs less than storing it.
@@ -368,7 +418,7 @@ impl<'g> Groups<'g> {
     }
 
     /// Whether a group needs another one by way of a third.
-    fn reaches(&self, from: usize, to: usize) -> bool {
+    pub(crate) fn reaches(&self, from: usize, to: usize) -> bool {
         let mut seen = vec![false; self.list.len()];
         let mut stack: Vec<usize> = self.needs(to).into_iter().filter(|g| *g != from).collect();
         while let Some(group) = stack.pop() {
@@ -396,41 +446,62 @@ impl<'g> Groups<'g> {
         whole: bool,
     ) -> Option<(Vec<Segment>, Shape)> {
         let (own, made) = (&self.list[group], &self.list[maker]);
-        let (mut first, mut second, shape);
+        let (mut first, second, shape);
         if let Some(moved) = made.seen_through(view) {
             (first, second, shape) = (moved, own.segments.clone(), own.shape.clone());
-        } else if whole && !own.reduces {
+        } else if whole && !own.reduces && own.rows.is_none() {
             // The other way round: the same positions in the same order.
             let moved = own.seen_through(&Layout::contiguous(made.shape.clone()))?;
             (first, second, shape) = (made.segments.clone(), moved, made.shape.clone());
         } else {
             return None;
         }
-        let shift = first.len();
-        for feed in second.iter_mut().flat_map(|segment| &mut segment.feeds) {
-            match feed {
-                Feed::Register { segment, .. } => *segment += shift,
-                Feed::Memory(reading) => {
-                    let Source::Result { node, output } = reading.source else {
-                        continue;
-                    };
-                    if self.home[node as usize] != maker {
-                        continue;
-                    }
-                    let segment = first.iter().position(|s| s.node == node as usize)?;
-                    *feed = Feed::Register {
-                        segment,
-                        output: usize::from(output),
-                    };
-                }
-            }
-        }
-        first.append(&mut second);
+        self.chain(&mut first, second, maker)?;
         Some((first, shape))
     }
 
+    /// Puts segments after others, of group `maker`, over the same positions. What they read of that
+    /// group stays in registers, and a segment that is there already is not there twice.
+    pub(crate) fn chain(
+        &self,
+        first: &mut Vec<Segment>,
+        second: Vec<Segment>,
+        maker: usize,
+    ) -> Option<()> {
+        let mut places: SmallVec<[usize; 16]> = SmallVec::with_capacity(second.len());
+        for mut segment in second {
+            for feed in &mut segment.feeds {
+                match feed {
+                    Feed::Register { segment, .. } => *segment = places[*segment],
+                    Feed::Memory(reading) => {
+                        let Source::Result { node, output } = reading.source else {
+                            continue;
+                        };
+                        if self.home[node as usize] != maker {
+                            continue;
+                        }
+                        let segment = first.iter().position(|s| s.node == node as usize)?;
+                        *feed = Feed::Register {
+                            segment,
+                            output: usize::from(output),
+                        };
+                    }
+                }
+            }
+            let known = first.iter().position(|known| known.same(&segment));
+            places.push(known.unwrap_or(first.len()));
+            if known.is_none() {
+                first.push(segment);
+            }
+        }
+        Some(())
+    }
+
     /// Whether the limits of a program are kept.
-    fn fits(&self, after: &Group, group: usize, maker: usize, how: How) -> bool {
+    pub(crate) fn fits(&self, after: &Group, group: usize, maker: usize, how: How) -> bool {
+        if after.rows.is_some() && !self.fits_rows(after, group, maker, how) {
+            return false;
+        }
         let mut inputs: SmallVec<[&Reading; 8]> = SmallVec::new();
         for reading in after.readings() {
             if inputs.iter().any(|known| known.same(reading)) {
@@ -449,6 +520,9 @@ impl<'g> Groups<'g> {
             .sum();
         let outputs = if after.reduces {
             1
+        } else if after.rows.is_some() {
+            // Counted above.
+            0
         } else {
             let stored = after.segments.iter().flat_map(|segment| {
                 let own = self.home[segment.node];
@@ -482,7 +556,7 @@ impl<'g> Groups<'g> {
         // stored with another result stays so.
         let with_others = self.options.compiles && self.graph.results[node].len() > 1;
         let read = |g: &u32| !within.contains(&(*g as usize));
-        with_others || self.graph.known(source).held || self.readers(source).iter().any(read)
+        with_others || self.held(source) || self.readers(source).iter().any(read)
     }
 
     /// The input that a fused reduction names first: one that steps through memory as the first
@@ -504,12 +578,12 @@ impl<'g> Groups<'g> {
 
     /// Whether operands that have to stay for longer take no more memory than results that are
     /// stored no more, but for some slack.
-    fn saves_memory(&self, group: usize, maker: usize, how: How) -> bool {
+    pub(crate) fn saves_memory(&self, group: usize, maker: usize, how: How) -> bool {
         let mut seen: SmallVec<[Source; 8]> = SmallVec::new();
         let mut longer = 0;
         for reading in self.list[maker].readings() {
             let known = self.graph.known(reading.source);
-            if known.held || seen.contains(&reading.source) {
+            if self.held(reading.source) || seen.contains(&reading.source) {
                 continue;
             }
             seen.push(reading.source);
@@ -534,7 +608,7 @@ impl<'g> Groups<'g> {
         longer <= saved + self.options.slack
     }
 
-    fn commit(&mut self, after: Group, group: usize, maker: usize, how: How) {
+    pub(crate) fn commit(&mut self, after: Group, group: usize, maker: usize, how: How) {
         let sources: SmallVec<[Source; 8]> =
             self.list[maker].readings().map(|r| r.source).collect();
         let results: SmallVec<[Source; 4]> = self.results(maker).collect();
@@ -545,8 +619,7 @@ impl<'g> Groups<'g> {
         for source in &results {
             self.remove_reader(*source, group);
         }
-        let unread =
-            |source: &Source| self.readers(*source).is_empty() && !self.graph.known(*source).held;
+        let unread = |source: &Source| self.readers(*source).is_empty() && !self.held(*source);
         if how == How::Copy && !results.iter().all(unread) {
             return;
         }
@@ -566,7 +639,7 @@ impl<'g> Groups<'g> {
 impl Group {
     /// Its segments over the positions of a view of its (dense) results; `None` where that is no
     /// affine form.
-    fn seen_through(&self, view: &Layout) -> Option<Vec<Segment>> {
+    pub(crate) fn seen_through(&self, view: &Layout) -> Option<Vec<Segment>> {
         if view.shape == self.shape && is_whole(view, self.shape.numel()) {
             return Some(self.segments.clone());
         }

@@ -52,8 +52,8 @@
 //!
 //! # Parts
 //! `queue.rs` writes down and flushes. `graph.rs` is the flushed list as a graph of values, and the
-//! key that finds its plan again. `groups.rs` decides what becomes one kernel, `casts.rs` which conversions row kernels make themselves, `coordinates.rs` moves
-//! views from one space of positions into another, `program.rs` joins programs, `plan.rs` puts
+//! key that finds its plan again. `groups.rs` decides what becomes one kernel, `casts.rs` which conversions row kernels make themselves, `recipes.rs` which values are left to the next list, `coordinates.rs` moves
+//! views from one space of positions into another, `program.rs` joins programs, `rows.rs` makes row programs of reductions and what is around them, `plan.rs` puts
 //! everything in order: a [list of launches](plan::Plan) as data, `over.rs` says which results take the
 //! memory of an operand. `run.rs` makes them.
 
@@ -68,6 +68,8 @@ mod over;
 mod plan;
 mod program;
 mod queue;
+mod recipes;
+mod rows;
 mod run;
 mod value;
 
@@ -87,8 +89,9 @@ pub struct Options {
     /// Whether the device compiles programs: joined ones get
     /// [fences](anymesh_kernel::map::Inst::Fence), and what is new costs time.
     pub compiles: bool,
-    /// Whether the device runs softmax and norms as [row programs](anymesh_kernel::backend::RowProgram):
-    /// these then make conversions around them themselves.
+    /// Whether the device runs softmax, norms and [reductions of rows](anymesh_kernel::backend::ReduceCall::as_rows)
+    /// as [row programs](anymesh_kernel::backend::RowProgram): these then make conversions around them
+    /// themselves, and reductions of the same rows become one with what is around them.
     pub rows: bool,
     /// Programs that one flush may have made anew, where the device compiles them.
     pub new_programs: usize,
@@ -98,6 +101,9 @@ pub struct Options {
     /// than so many bytes: what is taken at once by others makes these wait for its last reader, where
     /// a device could run both beside each other.
     pub lag: (usize, u64),
+    /// Bytes from which on a value that is held, but was read by no launch yet, may be left to be made
+    /// where it is read, of values that are no larger together.
+    pub recipes: u64,
     /// Bytes of plans that are kept.
     pub plans: usize,
     /// Whether a list is fused the first time it comes, too. What never comes again costs more to plan,
@@ -117,6 +123,7 @@ impl Options {
             new_programs: usize::MAX,
             slack: 32 << 20,
             lag: (0, 0),
+            recipes: u64::MAX,
             plans: 64 << 20,
             first: true,
         }
@@ -133,6 +140,7 @@ impl Options {
             new_programs: 64,
             slack: 256 << 20,
             lag: (16, 256 << 20),
+            recipes: 1 << 20,
             plans: 64 << 20,
             first: false,
         }

@@ -9,12 +9,13 @@ use crate::{
     groups::{Group, Groups, Reading},
     over::{self, Pairs},
     program::{Joined, join},
+    recipes::Recipes,
+    rows,
 };
 use anymesh_kernel::{
     Kernel, MapProgram, Mixed, Scalar, Shape,
     backend::{RowProgram, Wanted},
 };
-use smallvec::SmallVec;
 use std::{
     cmp::Reverse,
     collections::{BinaryHeap, HashSet},
@@ -34,6 +35,9 @@ pub(crate) struct Plan {
     /// Launches that are let go after each step, and before the first one.
     pub(crate) after: Vec<Vec<u32>>,
     pub(crate) dead: Vec<u32>,
+    /// Launches that stay for the next list, and what they read.
+    pub(crate) stay: Vec<u32>,
+    pub(crate) kept: Vec<Source>,
     /// For each step the results that take the memory of an operand.
     pub(crate) over: Vec<Pairs>,
     /// The results of steps that somebody holds.
@@ -84,16 +88,22 @@ pub(crate) struct Fused {
 pub(crate) enum Body {
     /// Elementwise launches, with a reduction at their end.
     Map { joined: Joined, reduce: Option<u32> },
-    /// A row kernel that makes conversions around it.
+    /// A row kernel that makes conversions around it, or reductions of rows and what is around them.
     Rows {
-        node: u32,
         program: Arc<RowProgram>,
         inputs: Vec<Reading>,
-        /// Those of a launch that is no row program as it was written down.
-        params: Option<SmallVec<[Scalar; 4]>>,
+        numbers: Vec<Number>,
         /// Whether the first result may take the memory of the first input.
         over: bool,
     },
+}
+
+/// A number that a row program is given.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Number {
+    /// Of a launch, and which of its numbers.
+    Of(u32, usize),
+    Known(Scalar),
 }
 
 impl Fused {
@@ -131,7 +141,10 @@ impl Plan {
                 512 + insts * 48 + fused.inputs().len() * 256
             }
         };
-        self.steps.iter().map(step).sum::<usize>() + self.steps.len() * 64 + self.wanted.len() * 8
+        self.steps.iter().map(step).sum::<usize>()
+            + self.steps.len() * 64
+            + self.wanted.len() * 8
+            + self.kept.len() * 16
     }
 }
 
@@ -142,17 +155,53 @@ pub(crate) struct Planner {
 }
 
 impl Planner {
+    /// The plan of a list, of whose launches the first `old` stayed of an earlier one.
     pub(crate) fn plan(
         &mut self,
-        graph: &Graph<'_>,
+        graph: &mut Graph<'_>,
+        old: usize,
         options: &Options,
         supports: &dyn Fn(&Kernel) -> bool,
     ) -> Plan {
-        let mut groups = Groups::new(graph, options);
+        let mut must = HashSet::new();
+        let mut plan = loop {
+            let recipes = Recipes::new(graph, old, &must, options);
+            match self.steps(graph, recipes, options, supports) {
+                Ok(plan) => break plan,
+                Err(stored) => must.extend(stored),
+            }
+        };
+        plan.kept.iter().for_each(|source| graph.hold(*source));
+        release(&mut plan, graph, options.lag);
+        plan.over = over::pairs(&plan, graph);
+        plan.wanted = wanted(&plan, graph);
+        plan.number = Some(PLANS.fetch_add(1, Ordering::Relaxed));
+        plan
+    }
+
+    /// The launches of a list with these recipes; or those of which the results have to be stored.
+    fn steps(
+        &mut self,
+        graph: &Graph<'_>,
+        recipes: Recipes,
+        options: &Options,
+        supports: &dyn Fn(&Kernel) -> bool,
+    ) -> std::result::Result<Plan, HashSet<u32>> {
+        let mut groups = Groups::new(graph, recipes, options);
         if options.rows {
             groups.take_casts(supports);
         }
         let alive = alive(&groups);
+        // What is read from memory after all has to be there.
+        let unstored = &groups.recipes.unstored;
+        let read = |node: &&u32| {
+            let home = groups.home[**node as usize];
+            alive[home] && groups.is_needed(**node as usize, 0, &[home])
+        };
+        let stored: HashSet<u32> = unstored.iter().filter(read).copied().collect();
+        if !stored.is_empty() {
+            return Err(stored);
+        }
         let mut plan = Plan {
             complete: true,
             ..Plan::default()
@@ -173,7 +222,11 @@ impl Planner {
                 push_single(&mut plan, &mut launched, group.node);
                 continue;
             }
-            let fused = fused(&groups, g, &alive, options).filter(|(_, program)| {
+            let made = match group.rows.is_some() && !group.reduces {
+                true => rows::fused(&groups, g, &alive, options.compiles),
+                false => fused(&groups, g, &alive, options),
+            };
+            let fused = made.filter(|(_, program)| {
                 let known = !options.compiles || self.programs.contains(program);
                 known || new < options.new_programs
             });
@@ -193,11 +246,13 @@ impl Planner {
                 }
             }
         }
-        release(&mut plan, graph, options.lag);
-        plan.over = over::pairs(&plan, graph);
-        plan.wanted = wanted(&plan, graph);
-        plan.number = Some(PLANS.fetch_add(1, Ordering::Relaxed));
-        plan
+        if !plan.complete && !groups.recipes.unstored.is_empty() {
+            // What is not fused is stored.
+            return Err(groups.recipes.unstored);
+        }
+        plan.stay = groups.recipes.launches;
+        plan.kept = groups.recipes.reads.into_iter().collect();
+        Ok(plan)
     }
 }
 
@@ -208,7 +263,7 @@ fn push_single(plan: &mut Plan, launched: &mut [bool], node: usize) {
 }
 
 /// The launches of a group in the order of the program.
-fn nodes(group: &Group) -> Vec<u32> {
+pub(crate) fn nodes(group: &Group) -> Vec<u32> {
     let mut nodes: Vec<u32> = group.segments.iter().map(|s| s.node as u32).collect();
     nodes.sort_unstable();
     nodes.dedup();
@@ -227,8 +282,13 @@ fn alive(groups: &Groups<'_>) -> Vec<bool> {
         }
     }
     let needed = |n: &usize| {
-        let held = graph.results[*n].iter().any(|known| known.held);
-        held || !read[*n] || !graph.kernels[*n].effects().is_pure()
+        let left = groups.recipes.unstored.contains(&(*n as u32));
+        let source = |output: usize| Source::Result {
+            node: *n as u32,
+            output: output as u8,
+        };
+        let held = (0..graph.results[*n].len()).any(|output| groups.held(source(output)));
+        held || !read[*n] && !left || !graph.kernels[*n].effects().is_pure()
     };
     let needed = (0..graph.kernels.len()).filter(needed);
     let mut stack: Vec<usize> = needed.map(|n| groups.home[n]).collect();
@@ -306,15 +366,47 @@ fn with_casts(groups: &Groups<'_>, g: usize) -> Option<Fused> {
         op: name(nodes.iter().map(|n| graph.kernels[*n as usize].op())),
         shape: call.shape.clone(),
         body: Body::Rows {
-            node: g as u32,
             program: call.program,
             inputs,
-            params: matches!(kernel, Kernel::Row(_)).then_some(call.params),
+            numbers: match kernel {
+                Kernel::Row(_) => call.params.iter().copied().map(Number::Known).collect(),
+                _ => (0..call.params.len())
+                    .map(|k| Number::Of(g as u32, k))
+                    .collect(),
+            },
             over: call.over,
         },
         outputs,
         nodes,
     })
+}
+
+/// What a group stores: segments and outputs.
+pub(crate) fn stored(groups: &Groups<'_>, g: usize, alive: &[bool]) -> Vec<(usize, usize)> {
+    let (group, graph) = (&groups.list[g], groups.graph);
+    if group.reduces {
+        return vec![(group.segments.len() - 1, 0)];
+    }
+    let mut stored = vec![];
+    for (s, segment) in group.segments.iter().enumerate() {
+        if groups.home[segment.node] != g {
+            continue;
+        }
+        for output in 0..graph.results[segment.node].len() {
+            let source = Source::Result {
+                node: segment.node as u32,
+                output: output as u8,
+            };
+            let dead: Vec<usize> = (groups.readers(source).iter())
+                .map(|r| *r as usize)
+                .filter(|r| !alive[*r] || *r == g)
+                .collect();
+            if groups.is_needed(segment.node, output, &dead) {
+                stored.push((s, output));
+            }
+        }
+    }
+    stored
 }
 
 /// Several launches as one, and their program.
@@ -325,33 +417,10 @@ fn fused(
     options: &Options,
 ) -> Option<(Fused, MapProgram)> {
     let (group, graph) = (&groups.list[g], groups.graph);
-    let mut stored: Vec<(usize, usize)> = vec![];
-    let mut outputs = vec![];
-    let last = group.segments.len() - 1;
-    if group.reduces {
-        stored.push((last, 0));
-        outputs.push((group.node as u32, 0));
-    } else {
-        for (s, segment) in group.segments.iter().enumerate() {
-            if groups.home[segment.node] != g {
-                continue;
-            }
-            for output in 0..graph.results[segment.node].len() {
-                let source = Source::Result {
-                    node: segment.node as u32,
-                    output: output as u8,
-                };
-                let dead: Vec<usize> = (groups.readers(source).iter())
-                    .map(|r| *r as usize)
-                    .filter(|r| !alive[*r] || *r == g)
-                    .collect();
-                if groups.is_needed(segment.node, output, &dead) {
-                    stored.push((s, output));
-                    outputs.push((segment.node as u32, output as u8));
-                }
-            }
-        }
-    }
+    let stored = stored(groups, g, alive);
+    let outputs = (stored.iter())
+        .map(|(s, output)| (group.segments[*s].node as u32, *output as u8))
+        .collect();
     let first = groups.first_input(group);
     if group.reduces && first.is_none() || stored.is_empty() {
         return None;
@@ -374,7 +443,7 @@ fn fused(
 }
 
 /// Ops that became one, such as `cast+mul+add`.
-fn name(of: impl Iterator<Item = &'static str>) -> &'static str {
+pub(crate) fn name(of: impl Iterator<Item = &'static str>) -> &'static str {
     const SHOWN: usize = 6;
     static NAMES: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);
     const KEPT: usize = 4096;
@@ -442,7 +511,9 @@ fn release(plan: &mut Plan, graph: &Graph<'_>, (lag, bytes): (usize, u64)) {
     let mut done: Vec<Vec<u32>> = vec![vec![]; plan.steps.len()];
     for (node, last) in last.iter().enumerate() {
         match last {
+            Some(_) if plan.stay.binary_search(&(node as u32)).is_ok() => {}
             Some(step) => done[*step].push(node as u32),
+            None if plan.stay.binary_search(&(node as u32)).is_ok() => {}
             None => plan.dead.push(node as u32),
         }
     }

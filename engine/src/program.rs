@@ -5,7 +5,7 @@ use crate::{
     groups::{Feed, Group, Reading},
 };
 use anymesh_kernel::{
-    DType, Kind, MapProgram, Scalar,
+    DType, Kernel, Kind, MapProgram, Scalar,
     backend::Affine,
     map::{Binary, Inst, Program, Reg},
 };
@@ -31,65 +31,8 @@ pub(crate) fn join(
     first: Option<&Reading>,
     fences: bool,
 ) -> Option<Joined> {
-    let mut joining = Joining {
-        compiled: fences,
-        inputs: first.into_iter().cloned().collect(),
-        ..Joining::default()
-    };
-    let mut outputs: Vec<Vec<(Reg, DType)>> = vec![];
-    for (s, segment) in group.segments.iter().enumerate() {
-        let call = fusable(graph.kernels[segment.node])?;
-        // Segments are few, so their numbers fit.
-        let fence = fences.then_some(s as u8 + 1);
-        let program = &call.program;
-        let shared = shared_products(program);
-        let mut regs: Vec<Reg> = Vec::with_capacity(program.insts.len());
-        for (i, (inst, kind)) in program.insts.iter().zip(&program.kinds).enumerate() {
-            let reg = match *inst {
-                Inst::Load(k) => match &segment.feeds[usize::from(k)] {
-                    Feed::Memory(reading) => {
-                        let input = joining.input(reading);
-                        let loaded = joining.push(Inst::Load(input), *kind);
-                        joining.fence(loaded, *kind, fence)
-                    }
-                    Feed::Register { segment, output } => {
-                        let value = joining.values[*segment][*output];
-                        joining.fence(value, *kind, fence)
-                    }
-                },
-                Inst::Inside(k) => match &segment.feeds[usize::from(k)] {
-                    Feed::Memory(reading) if reading.window.is_some() => {
-                        let input = joining.input(reading);
-                        joining.push(Inst::Inside(input), *kind)
-                    }
-                    _ => joining.push(Inst::Const(Scalar::Bool(true), Kind::Bool), Kind::Bool),
-                },
-                Inst::Index(k) => {
-                    let index = joining.index(&segment.indices[usize::from(k)], *kind);
-                    let position = joining.push(Inst::Index(index), *kind);
-                    joining.fence(position, *kind, fence)
-                }
-                Inst::Param(k) => {
-                    let param = joining.param((segment.node, usize::from(k)), *kind);
-                    joining.push(Inst::Param(param), *kind)
-                }
-                Inst::Fence(a, _) => regs[usize::from(a)],
-                other => joining.push(other.over(|r| regs[usize::from(r)]), *kind),
-            };
-            let reg = if shared[i] {
-                joining.fence(reg, *kind, fence)
-            } else {
-                reg
-            };
-            regs.push(reg);
-        }
-        let of = |(reg, dtype): &(Reg, DType)| (regs[usize::from(*reg)], *dtype);
-        outputs.push(program.outputs.iter().map(of).collect());
-        let values = (program.outputs.iter())
-            .map(|(reg, dtype)| joining.stored(program, &regs, *reg, *dtype))
-            .collect();
-        joining.values.push(values);
-    }
+    let mut joining = Joining::new(fences, first);
+    let outputs = joining.segments(graph, group, fences)?;
     let outputs = stored.iter().map(|(segment, k)| outputs[*segment][*k]);
     Some(joining.finish(outputs.collect()))
 }
@@ -110,8 +53,12 @@ fn shared_products(program: &Program) -> Vec<bool> {
         .collect()
 }
 
+/// The launch whose scalars are the results of reductions of rows, one after the other.
+pub(crate) const RESULT: usize = usize::MAX;
+
+/// Programs that are being joined.
 #[derive(Default)]
-struct Joining {
+pub(crate) struct Joining {
     /// Whether the device compiles programs.
     compiled: bool,
     insts: Vec<Inst>,
@@ -124,6 +71,92 @@ struct Joining {
 }
 
 impl Joining {
+    pub(crate) fn new(compiled: bool, first: Option<&Reading>) -> Self {
+        Self {
+            compiled,
+            inputs: first.into_iter().cloned().collect(),
+            ..Self::default()
+        }
+    }
+
+    /// What output `k` of a segment is to those who read it.
+    pub(crate) fn value(&self, segment: usize, k: usize) -> Reg {
+        self.values[segment][k]
+    }
+
+    /// Joins the programs of a group and returns the outputs of each. Where a group goes through rows,
+    /// what a reduction gives is a parameter.
+    pub(crate) fn segments(
+        &mut self,
+        graph: &Graph<'_>,
+        group: &Group,
+        fences: bool,
+    ) -> Option<Vec<Vec<(Reg, DType)>>> {
+        let (in_rows, mut results) = (group.rows.is_some() && !group.reduces, 0);
+        let mut outputs: Vec<Vec<(Reg, DType)>> = vec![];
+        for (s, segment) in group.segments.iter().enumerate() {
+            let call = fusable(graph.kernels[segment.node])?;
+            // Segments are few, so their numbers fit.
+            let fence = fences.then_some(s as u8 + 1);
+            let program = &call.program;
+            let shared = shared_products(program);
+            let mut regs: Vec<Reg> = Vec::with_capacity(program.insts.len());
+            for (i, (inst, kind)) in program.insts.iter().zip(&program.kinds).enumerate() {
+                let reg = match *inst {
+                    Inst::Load(k) => match &segment.feeds[usize::from(k)] {
+                        Feed::Memory(reading) => {
+                            let input = self.input(reading);
+                            let loaded = self.push(Inst::Load(input), *kind);
+                            self.fence(loaded, *kind, fence)
+                        }
+                        Feed::Register { segment, output } => {
+                            let value = self.values[*segment][*output];
+                            self.fence(value, *kind, fence)
+                        }
+                    },
+                    Inst::Inside(k) => match &segment.feeds[usize::from(k)] {
+                        Feed::Memory(reading) if reading.window.is_some() => {
+                            let input = self.input(reading);
+                            self.push(Inst::Inside(input), *kind)
+                        }
+                        _ => self.push(Inst::Const(Scalar::Bool(true), Kind::Bool), Kind::Bool),
+                    },
+                    Inst::Index(k) => {
+                        let index = self.index(&segment.indices[usize::from(k)], *kind);
+                        let position = self.push(Inst::Index(index), *kind);
+                        self.fence(position, *kind, fence)
+                    }
+                    Inst::Param(k) => {
+                        let param = self.param((segment.node, usize::from(k)), *kind);
+                        self.push(Inst::Param(param), *kind)
+                    }
+                    Inst::Fence(a, _) => regs[usize::from(a)],
+                    other => self.push(other.over(|r| regs[usize::from(r)]), *kind),
+                };
+                let reg = if shared[i] {
+                    self.fence(reg, *kind, fence)
+                } else {
+                    reg
+                };
+                regs.push(reg);
+            }
+            let of = |(reg, dtype): &(Reg, DType)| (regs[usize::from(*reg)], *dtype);
+            outputs.push(program.outputs.iter().map(of).collect());
+            let values = match in_rows && matches!(graph.kernels[segment.node], Kernel::Reduce(_)) {
+                true => {
+                    let result = self.param((RESULT, results), Kind::F32);
+                    results += 1;
+                    vec![self.push(Inst::Param(result), Kind::F32)]
+                }
+                false => (program.outputs.iter())
+                    .map(|(reg, dtype)| self.stored(program, &regs, *reg, *dtype))
+                    .collect(),
+            };
+            self.values.push(values);
+        }
+        Some(outputs)
+    }
+
     /// The register of an instruction; one that is there already is not computed again.
     fn push(&mut self, inst: Inst, kind: Kind) -> Reg {
         let known = self.insts.iter().position(|known| *known == inst);
@@ -207,7 +240,7 @@ impl Joining {
     }
 
     /// The program without what no output needs.
-    fn finish(self, outputs: Vec<(Reg, DType)>) -> Joined {
+    pub(crate) fn finish(self, outputs: Vec<(Reg, DType)>) -> Joined {
         let mut live = vec![false; self.insts.len()];
         for (reg, _) in &outputs {
             live[usize::from(*reg)] = true;

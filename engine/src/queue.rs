@@ -2,7 +2,7 @@
 
 use crate::{
     Options,
-    graph::Node,
+    graph::{Need, Node},
     run::Runner,
     value::{self, State},
 };
@@ -75,8 +75,9 @@ impl Deferred {
         }
     }
 
-    /// Runs everything that waits, and returns whoever runs it.
-    fn flush(&self, read: bool) -> MutexGuard<'_, Runner> {
+    /// Runs everything that waits, and returns whoever runs it. Of values that no launch reads those are
+    /// there then that are needed.
+    fn flush(&self, read: bool, need: Need<'_>) -> MutexGuard<'_, Runner> {
         let mut runner = lock(&self.running);
         let (mut nodes, form) = {
             let mut waiting = lock(&self.waiting);
@@ -92,9 +93,16 @@ impl Deferred {
             let form = std::mem::replace(&mut waiting.form, next);
             (std::mem::replace(&mut waiting.nodes, empty), form)
         };
-        if !nodes.is_empty() {
+        let waits =
+            |buffer: &&Buffer| matches!(value::state(self.number, buffer), Ok(State::Pending));
+        let waited_for = match need {
+            Need::None => false,
+            Need::All => runner.has_stayed(),
+            Need::Of(buffers) => buffers.iter().any(waits),
+        };
+        if !nodes.is_empty() || waited_for {
             // A scope of whoever flushes is not one of those who launched.
-            Dry::enter(None, || runner.run(&mut nodes, form.done()));
+            Dry::enter(None, || runner.run(&mut nodes, form.done(), need));
         }
         nodes.clear();
         runner.spare = nodes;
@@ -152,7 +160,7 @@ impl Backend for Deferred {
         bytes: Range<usize>,
     ) -> BoxFuture<'a, Result<Vec<u8>>> {
         Box::pin(async move {
-            if let Some(fault) = self.flush(true).take_fault() {
+            if let Some(fault) = self.flush(true, Need::Of(&[buffer])).take_fault() {
                 return Err(fault);
             }
             let inner = self.ready(buffer)?;
@@ -163,7 +171,7 @@ impl Backend for Deferred {
     fn in_place<'b>(&self, buffer: &'b Buffer) -> Option<&'b [u8]> {
         if let Ok(State::Pending) = value::state(self.number, buffer) {
             // The fault is told by the download that follows where nothing is in place.
-            if self.flush(true).has_fault() {
+            if self.flush(true, Need::Of(&[buffer])).has_fault() {
                 return None;
             }
         }
@@ -183,7 +191,7 @@ impl Backend for Deferred {
 
     fn resolve(&self, buffer: &Buffer) -> Result<Buffer> {
         if let State::Pending = value::state(self.number, buffer)? {
-            drop(self.flush(false));
+            drop(self.flush(false, Need::Of(&[buffer])));
         }
         self.inner.backend().resolve(&self.ready(buffer)?)
     }
@@ -195,7 +203,7 @@ impl Backend for Deferred {
 
     fn sync(&self) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
-            let fault = self.flush(true).take_fault();
+            let fault = self.flush(true, Need::All).take_fault();
             let done = self.inner.backend().sync().await;
             fault.map_or(done, Err)
         })
@@ -222,7 +230,7 @@ impl Backend for Deferred {
             waiting.nodes.len() >= waiting.limit || waiting.bytes > self.options.bytes
         };
         if full {
-            drop(self.flush(false));
+            drop(self.flush(false, Need::None));
         }
         let mut bytes = 0;
         let outputs: Buffers = kernel
@@ -253,7 +261,17 @@ impl Backend for Deferred {
             let one = |launch: Launch| self.launch(launch.kernel);
             return launches.into_iter().map(one).collect();
         }
-        let runner = self.flush(false);
+        let needed: Vec<Buffer> = (launches.iter())
+            .flat_map(|launch| {
+                let operands = launch.kernel.operands().map(|view| &view.buffer);
+                operands.chain(launch.over.iter().map(|(_, memory)| memory))
+            })
+            .cloned()
+            .collect();
+        let of: Vec<&Buffer> = needed.iter().collect();
+        let runner = self.flush(false, Need::Of(&of));
+        drop(of);
+        drop(needed);
         // Nothing waits any more, so whoever still holds memory may read it.
         launches.iter_mut().for_each(Launch::keep_sole);
         for launch in &mut launches {

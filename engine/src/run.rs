@@ -3,10 +3,10 @@
 use crate::{
     Options,
     cache::Cache,
-    graph::{Graph, Node, fusable},
+    graph::{Graph, Key, Need, Node, fusable},
     groups::Reading,
     over::Pairs,
-    plan::{Body, Fused, Plan, Planner, Step},
+    plan::{Body, Fused, Number, Plan, Planner, Step},
     value::{self, State},
 };
 use anymesh_kernel::{
@@ -26,6 +26,8 @@ pub(crate) struct Runner {
     fault: Option<Error>,
     /// Memory for a list.
     pub(crate) spare: Vec<Option<Node>>,
+    /// Launches that stay for the next list.
+    stay: Vec<Node>,
 }
 
 impl Runner {
@@ -38,6 +40,7 @@ impl Runner {
             cache: Cache::new(options.plans),
             fault: None,
             spare: vec![],
+            stay: vec![],
         }
     }
 
@@ -49,10 +52,46 @@ impl Runner {
         self.fault.is_some()
     }
 
-    /// Runs a list of this form. What fails is an error of its results.
-    pub(crate) fn run(&mut self, nodes: &mut [Option<Node>], form: Form) {
-        let graph = Graph::new(nodes);
-        let plan = self.plan(&graph, form);
+    /// Puts what stayed of earlier lists, and somebody still wants, before a list. Returns how many
+    /// launches these are.
+    fn unite(&mut self, nodes: &mut Vec<Option<Node>>) -> usize {
+        let mut stay = std::mem::take(&mut self.stay);
+        // From the last one on, because one may be the only reader of another.
+        for k in (0..stay.len()).rev() {
+            let wanted = |buffer: &Buffer| {
+                let waits = matches!(value::state(self.queue, buffer), Ok(State::Pending));
+                waits && buffer.handles() > 1
+            };
+            if !stay[k].outputs.iter().any(wanted) {
+                stay.remove(k);
+            }
+        }
+        let count = stay.len();
+        nodes.splice(0..0, stay.into_iter().map(Some));
+        count
+    }
+
+    /// Whether anything stayed of earlier lists.
+    pub(crate) fn has_stayed(&self) -> bool {
+        !self.stay.is_empty()
+    }
+
+    /// Runs a list of this form, after what stayed of earlier ones. What fails is an error of its results.
+    pub(crate) fn run(&mut self, nodes: &mut Vec<Option<Node>>, form: Form, need: Need<'_>) {
+        let stayed = self.unite(nodes);
+        if nodes.is_empty() {
+            return;
+        }
+        let of_stayed = (stayed > 0).then(|| {
+            let mut form = Form::like(None);
+            let stayed = nodes.iter().take(stayed).flatten();
+            stayed.for_each(|node| form.add(&node.kernel));
+            form.done()
+        });
+        let mut graph = Graph::new(nodes, need);
+        let key = graph.key((stayed, of_stayed), form);
+        let plan = self.plan(&mut graph, stayed, key);
+        plan.kept.iter().for_each(|source| graph.hold(*source));
         let inner = self.inner.clone();
         let mut steps = None;
         if let Some(number) = plan.number
@@ -82,10 +121,10 @@ impl Runner {
             }
         }
         plan.most.fetch_max(most, Ordering::Relaxed);
+        self.stay = stay(nodes, &plan);
     }
 
-    fn plan(&mut self, graph: &Graph<'_>, form: Form) -> Arc<Plan> {
-        let key = graph.key(form);
+    fn plan(&mut self, graph: &mut Graph<'_>, stayed: usize, key: Key) -> Arc<Plan> {
         if let Some(plan) = self.cache.get(&key) {
             return plan;
         }
@@ -93,7 +132,8 @@ impl Runner {
             return Arc::new(Plan::unfused(graph));
         }
         let supports = |kernel: &Kernel| self.inner.backend().supports(kernel);
-        let plan = Arc::new(self.planner.plan(graph, &self.options, &supports));
+        let plan = self.planner.plan(graph, stayed, &self.options, &supports);
+        let plan = Arc::new(plan);
         if plan.complete {
             self.cache.insert(key, plan.clone());
         }
@@ -111,6 +151,7 @@ impl Runner {
 
     /// Lets go of a list whose launches the device makes by itself, and hands out what somebody holds.
     fn whole(&mut self, nodes: &mut [Option<Node>], plan: &Plan, steps: &mut (dyn Steps + '_)) {
+        self.stay = stay(nodes, plan);
         let value = |wanted: &Wanted| {
             let (node, output) = plan.steps[wanted.launch as usize].result(wanted.result)?;
             let node = nodes[node as usize].as_ref()?;
@@ -281,15 +322,18 @@ impl Runner {
         let (joined, reduce) = match &fused.body {
             Body::Map { joined, reduce } => (joined, reduce),
             Body::Rows {
-                node,
                 program,
                 inputs,
-                params,
+                numbers,
                 over,
             } => {
-                let of_launch = || -> Result<_> {
-                    let numbers = self.node(nodes, *node)?.kernel.numbers();
-                    Ok(numbers.iter().copied().collect())
+                let number = |number: &Number| match *number {
+                    Number::Known(number) => Ok(number),
+                    Number::Of(node, k) => {
+                        let numbers = self.node(nodes, node)?.kernel.numbers();
+                        let lacks = || self.mistake("a launch lacks a number");
+                        numbers.get(k).copied().ok_or_else(lacks)
+                    }
                 };
                 let view = |reading: &Reading| self.view(nodes, reading);
                 return Ok(RowProgramCall {
@@ -297,7 +341,7 @@ impl Runner {
                     program: program.clone(),
                     shape: fused.shape.clone(),
                     inputs: inputs.iter().map(view).collect::<Result<_>>()?,
-                    params: params.clone().map_or_else(of_launch, Ok)?,
+                    params: numbers.iter().map(number).collect::<Result<_>>()?,
                     over: *over,
                 }
                 .into());
@@ -337,6 +381,12 @@ impl Runner {
             _ => Err(self.mistake("a reduction is none")),
         }
     }
+}
+
+/// The launches of a list that stay for the next one.
+fn stay(nodes: &mut [Option<Node>], plan: &Plan) -> Vec<Node> {
+    let stay = plan.stay.iter();
+    stay.filter_map(|n| nodes[*n as usize].take()).collect()
 }
 
 /// Tells the device of a list: one that came before costs it less than its launches one by one.

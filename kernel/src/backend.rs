@@ -22,6 +22,7 @@ mod norm_gradient;
 mod product;
 mod row_call;
 mod row_program;
+mod row_reduce;
 mod work;
 
 pub(crate) use buffer::Meter;
@@ -38,6 +39,7 @@ pub use norm_gradient::{NormGradient, NormPosition};
 pub use product::{Addend, ConvCall, GroupedCall, GroupedOp, MatmulCall};
 pub use row_call::Repeat;
 pub use row_program::{RowArgs, RowBuilder, RowFold, RowProgram, RowProgramCall};
+pub use row_reduce::in_rows;
 pub use work::Work;
 
 use crate::{DType, Device, Result};

@@ -136,16 +136,20 @@ impl Bound {
         Self::laid_out(call, order, chunks, handles, address)
     }
 
-    /// Lays out a call over `[rows, n]` for chunks that start at multiples of four within a row and
-    /// end with it: the two dimensions stay apart. With a `repeat` inputs but the first are lists
-    /// of parameters.
+    /// Lays out a call over rows for chunks that start at multiples of four within a row and end with
+    /// it: dimensions stay apart. With a `repeat` inputs but the first are lists of parameters, and
+    /// rows have one dimension. Other programs over the same inputs have fences up to a number.
     pub(crate) fn rows(
         call: &MapCall,
         repeat: Option<Repeat>,
+        fences: usize,
         handles: &[(Handle, usize)],
         address: AddressType,
     ) -> Self {
-        Self::laid_out(call, None, Chunks::Rows(repeat), handles, address)
+        let mut bound = Self::laid_out(call, None, Chunks::Rows(repeat), handles, address);
+        let more = fences.saturating_sub(call.program.fences());
+        bound.params.extend(std::iter::repeat_n(0, more));
+        bound
     }
 
     /// Lays out a call whose inputs are dense, for a kernel that finds them by itself: all are

@@ -1,6 +1,8 @@
 //! Reductions, with a map program in front.
 //!
-//! The iteration space is seen as rows that become one value each. Where the reduced dimensions are
+//! Enough rows of moderate length are row programs ([`ReduceCall::as_rows`]), so that a reduction has
+//! the same order alone and with others of its rows. Else the iteration space is seen as rows that
+//! become one value each. Where the reduced dimensions are
 //! innermost in memory, some threads of a cube share a row and meet in a tree in shared memory;
 //! where kept dimensions are innermost, threads walk down four neighbouring columns each, some of a
 //! cube down the same ones. Long reductions with few results are split over cubes. What they leave is
@@ -50,6 +52,9 @@ impl Room {
 
 impl CubeBackend {
     pub(crate) fn run_reduce(&self, call: &ReduceCall) -> Result<Buffer> {
+        if let Some(rows) = call.as_rows() {
+            return Ok(self.run_row_program(&rows)?.swap_remove(0));
+        }
         let program = without_bools(&call.map.program);
         let kind = program.kinds[program.outputs[0].0 as usize];
         let transcendental = call.mode == ReduceOp::LogSumExp && kind == Kind::F64;

@@ -27,6 +27,10 @@ pub(crate) const SUITE: Suite = &[
         conversions_around_other_kernels_give_the_same_bits_deferred_and_not,
     ),
     (
+        "what_is_composed_along_rows_gives_the_same_bits_deferred_and_not",
+        what_is_composed_along_rows_gives_the_same_bits_deferred_and_not,
+    ),
+    (
         "a_value_minus_itself_is_nan_where_it_is_infinite",
         a_value_minus_itself_is_nan_where_it_is_infinite,
     ),
@@ -104,23 +108,69 @@ fn converted(device: &Device, dtype: DType, n: usize) -> Result<Vec<Tensor>> {
     Ok(all)
 }
 
-fn conversions_around_other_kernels_give_the_same_bits_deferred_and_not(device: &Device) {
+/// Attention, norms and a loss of sums, products and exponentials, and their gradients, in `f32`.
+fn composed(device: &Device, dtype: DType, n: usize) -> Result<Vec<Tensor>> {
+    let draw = |seed: u64, shape: &[usize]| {
+        Tensor::normal(shape, 0.0, 1.5, DType::F32, device, Rng::new(seed))
+    };
+    let wide = |x: &Tensor| x.cast(DType::F32);
+    let x = draw(1, &[2, 3, 20, n])?.cast(dtype)?.require_grad()?;
+    let weight = draw(2, &[n])?.require_grad()?;
+    let mask = Tensor::tril_mask(20, n, 4, device)?;
+    let seed = draw(4, &[2, 3, 20, n])?.cast(dtype)?;
+
+    let scores = mask.where_(&(wide(&x)? * 0.125)?, f32::NEG_INFINITY)?;
+    let e = (&scores - scores.amax(&[-1], true)?)?.exp()?;
+    let softmax = (&e / e.sum(&[-1], true)?)?.cast(dtype)?;
+
+    let beside = (wide(&x)? + wide(&softmax)?)?;
+    let off = (&beside - beside.mean(&[-1], true)?)?;
+    let deviation = (off.square()?.mean(&[-1], true)? + 1e-5)?.sqrt()?;
+    let norm = (off / deviation * &weight)?.cast(dtype)?;
+
+    let logits = (wide(&norm)? * 3.0)?;
+    let loss = (logits.logsumexp(&[-1], true)? - logits.amin(&[-1], true)?)?.mean_all()?;
+    let turned = softmax.transpose(-1, -2)?.contiguous()?;
+    let mut all = vec![wide(&softmax)?, wide(&norm)?, wide(&turned)?];
+    for output in [&softmax, &norm, &turned] {
+        let seed = match output.dims() == seed.dims() {
+            true => seed.clone(),
+            false => seed.transpose(-1, -2)?,
+        };
+        let options = GradOptions {
+            seeds: Some(vec![seed]),
+            allow_unused: true,
+            ..GradOptions::default()
+        };
+        for gradient in grad(&[output], &[&x, &weight], &options)? {
+            all.push(wide(&gradient)?);
+        }
+    }
+    all.push(wide(&loss.backward()?.of(&x)?)?);
+    all.push(loss);
+    Ok(all)
+}
+
+/// The results of a program on a device, and on a deferred one around it.
+fn hold_bits(
+    device: &Device,
+    program: fn(&Device, DType, usize) -> Result<Vec<Tensor>>,
+    dtypes: &[DType],
+    sizes: &[usize],
+) {
     let eager = device.innermost();
     let bits = |results: Result<Vec<Tensor>>| -> Vec<Vec<u32>> {
         let values = |x: &Tensor| x.to_vec::<f32>().expect("it is there");
         let bits = |x: &Tensor| values(x).into_iter().map(f32::to_bits).collect();
         results.expect("runs").iter().map(bits).collect()
     };
-    for dtype in [DType::BF16, DType::F16] {
-        for n in [256, 770] {
-            if !device.supports(dtype) {
-                continue;
-            }
-            let expected = bits(converted(eager, dtype, n));
+    for &dtype in dtypes.iter().filter(|dtype| device.supports(**dtype)) {
+        for &n in sizes {
+            let expected = bits(program(eager, dtype, n));
             let mut options = anymesh_engine::Options::of(eager);
             options.first = true;
             let deferred = anymesh_engine::deferred_with(eager, options);
-            let got = bits(converted(&deferred, dtype, n));
+            let got = bits(program(&deferred, dtype, n));
             assert_eq!(expected.len(), got.len());
             for (k, (expected, got)) in expected.iter().zip(&got).enumerate() {
                 let wrong = expected.iter().zip(got).filter(|(a, b)| a != b).count();
@@ -133,6 +183,15 @@ fn conversions_around_other_kernels_give_the_same_bits_deferred_and_not(device: 
             }
         }
     }
+}
+
+fn conversions_around_other_kernels_give_the_same_bits_deferred_and_not(device: &Device) {
+    hold_bits(device, converted, &[DType::BF16, DType::F16], &[256, 770]);
+}
+
+fn what_is_composed_along_rows_gives_the_same_bits_deferred_and_not(device: &Device) {
+    let dtypes = [DType::F32, DType::BF16, DType::F16];
+    hold_bits(device, composed, &dtypes, &[24, 77, 770, 1500]);
 }
 
 /// What a model and its optimizer hold after so many steps, and all losses, as bits.

@@ -110,7 +110,7 @@ impl<'a> Norm<'a> {
         }
         Ok(Some(Self {
             which: *which,
-            n: call.shape[1],
+            n: call.length(),
             x,
             g,
             weight,

@@ -179,6 +179,7 @@ pub(crate) fn hold(eager: &Device, seeds: std::ops::Range<u64>, times: usize, gp
         options.slack = dice.of(&[0, 1 << 30]);
         // Fences change nothing where nothing is compiled, and must not.
         options.compiles |= dice.one_in(2);
+        options.recipes = dice.of(&[0, 200, u64::MAX]);
         options.new_programs = dice.of(&[1, usize::MAX]);
         options.first = times == 1 || dice.one_in(2);
         let deferred = deferred_with(eager, options.clone());

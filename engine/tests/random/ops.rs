@@ -151,7 +151,7 @@ impl Program<'_> {
 
     pub(crate) fn next(&self, dice: &mut Dice, known: &[&View]) -> Made {
         loop {
-            let made = match dice.below(20) {
+            let made = match dice.below(25) {
                 0..=3 => Some(self.one(dice, known)),
                 4..=7 => Some(self.two(dice, known)),
                 8 => Some(self.three(dice, known)),
@@ -163,6 +163,7 @@ impl Program<'_> {
                 16 => self.along(dice, known),
                 17 => self.gather(dice, known),
                 18 => Some(self.divide(dice, known)),
+                19..=23 => self.along_rows(dice, known),
                 _ => Some(self.copy(dice, known)),
             };
             if let Some(made) = made {
@@ -302,6 +303,42 @@ impl Program<'_> {
         )
     }
 
+    /// The elements of rows and a number for each of them, as softmax and norms have them.
+    fn along_rows(&self, dice: &mut Dice, known: &[&View]) -> Option<Made> {
+        let float = |v: &&View| v.dtype.is_float() && v.dtype != DType::F64;
+        let rows = |x: &View, r: &View| {
+            let dims = x.layout.shape.dims();
+            dims.len() > 1 && dims[..dims.len() - 1] == *r.layout.shape.dims()
+        };
+        let floats: Vec<&View> = known.iter().copied().filter(float).collect();
+        let pairs: Vec<(&View, &View)> = (floats.iter())
+            .flat_map(|x| floats.iter().map(|r| (*x, *r)))
+            .filter(|(x, r)| rows(x, r))
+            .collect();
+        if pairs.is_empty() {
+            return None;
+        }
+        let (x, r) = dice.of(&pairs);
+        let r = View {
+            layout: (r.layout.unsqueeze(r.layout.shape.rank())).expand(&x.layout.shape),
+            ..r.clone()
+        };
+        let b = Builder::new();
+        let (v, w) = (b.load(x.dtype), b.load(r.dtype));
+        let y = match dice.below(6) {
+            0 => v - w,
+            1 => (v - w).exp(),
+            2 => v / w,
+            3 => v * w + v,
+            4 => v * w,
+            _ => v.eq(w).select(v, w.lit(0.0)),
+        };
+        let dtype = self.stored(dice, y);
+        let program = b.finish(&[(y, dtype)]).expect("valid");
+        let (x, shape) = (x.clone(), x.layout.shape.clone());
+        Some(Self::map("rows", shape, vec![x, r], program, vec![]))
+    }
+
     fn cast(&self, dice: &mut Dice, known: &[&View]) -> Made {
         let (x, to) = (self.operand(dice, known), self.dtype(dice));
         let program = MapProgram::cast(x.dtype, to);
@@ -386,6 +423,8 @@ impl Program<'_> {
         let axes: Dims = (0..rank).filter(|_| dice.one_in(2)).collect();
         let axes = if axes.is_empty() {
             (0..rank).collect()
+        } else if dice.one_in(2) {
+            smallvec![rank - 1]
         } else {
             axes
         };
@@ -405,7 +444,10 @@ impl Program<'_> {
             ReduceOp::ArgMax,
             ReduceOp::Min,
         ];
-        let mode = dice.of(&modes);
+        let mode = match kind.dtype() {
+            DType::F32 if dice.one_in(6) => ReduceOp::LogSumExp,
+            _ => dice.of(&modes),
+        };
         let dtype = match mode {
             ReduceOp::ArgMax => DType::I32,
             _ if kind.dtype() == DType::F32 => dice.of(&[DType::F32, DType::BF16]),

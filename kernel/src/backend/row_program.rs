@@ -71,9 +71,9 @@ pub struct RowProgramCall {
     pub op: &'static str,
     /// What is computed.
     pub program: Arc<RowProgram>,
-    /// `[rows, n]`.
+    /// `[rows, n]`, or with several dimensions that count rows.
     pub shape: Shape,
-    /// The inputs of the programs, each `[rows, n]` with any strides: zero along the columns for a
+    /// The inputs of the programs, each of that shape with any strides: zero along the columns for a
     /// number for each row, zero along the rows for parameters that all rows share.
     pub inputs: SmallVec<[View; 4]>,
     /// One for each of the program's own parameters.
@@ -319,10 +319,20 @@ fn wrong(detail: &'static str) -> Error {
 }
 
 impl RowProgramCall {
+    /// How many rows there are.
+    pub fn rows(&self) -> usize {
+        self.shape.numel() / self.length()
+    }
+
+    /// How long they are.
+    pub fn length(&self) -> usize {
+        self.shape[self.shape.rank() - 1]
+    }
+
     /// The dtype and shape of each output: of elements, then of rows, then of columns.
     pub(super) fn outputs(&self) -> super::OutputTypes {
         let [each, rows, columns] = self.program.dtypes();
-        let (count, n) = (self.shape[0], self.shape[1]);
+        let (count, n) = (self.rows(), self.length());
         let mut outputs: super::OutputTypes = smallvec![];
         outputs.extend(each.into_iter().map(|d| (d, self.shape.clone())));
         outputs.extend(rows.into_iter().map(|d| (d, [count].into())));

@@ -316,11 +316,27 @@ pub(crate) fn eval_dense(
         .collect()
 }
 
+/// Coordinates of a column of a row, innermost first: all dimensions but the last count rows.
 #[cube]
-fn row_coordinates(row: usize, column: usize) -> Sequence<usize> {
+fn row_coordinates(
+    row: usize,
+    column: usize,
+    numbers: &Sequence<usize>,
+    #[comptime] rank: usize,
+) -> Sequence<usize> {
     let mut out = Sequence::<usize>::new();
     out.push(column);
-    out.push(row);
+    let mut rest = row;
+    #[unroll]
+    for k in 1..rank {
+        if comptime!(k + 1 == rank) {
+            out.push(rest);
+        } else {
+            let extent = *numbers.index(comptime!(rank - 1 - k));
+            out.push(rest % extent);
+            rest /= extent;
+        }
+    }
     out
 }
 
@@ -345,9 +361,11 @@ impl InRow {
         inputs: &'a InputsExpand,
         plan: &'a MapPlan,
     ) -> Lanes<'a> {
+        let coordinates =
+            |column| row_coordinates::expand(scope, self.row, column, &inputs.numbers, plan.rank);
         let each = (0..4usize).map(|lane| {
             let column = column_of::expand(scope, self.column, lane, self.length);
-            row_coordinates::expand(scope, self.row, column)
+            coordinates(column)
         });
         let own = |s: &Source| matches!(s.mode, Mode::Scattered | Mode::Repeated);
         let scattered = plan.sources.iter().any(own);
@@ -356,7 +374,7 @@ impl InRow {
             inputs,
             plan,
             start: self.column,
-            first: Some(row_coordinates::expand(scope, self.row, self.column)),
+            first: Some(coordinates(self.column)),
             each: scattered.then(|| each.collect()),
         }
     }

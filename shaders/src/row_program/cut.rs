@@ -14,18 +14,20 @@ const MAX_CHUNKS: usize = 16;
 /// Chunks of a row that a thread of a plane holds before other planes share the row.
 const WANTED: usize = 8;
 
-/// Threads of a cube, those that share a row, and the chunks that each of them holds; none where
+/// Threads of a cube, those that share a row, and the chunks that each of them has; none where
 /// the row is read again.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Cut {
     pub(super) threads: usize,
     pub(super) width: usize,
     pub(super) chunks: usize,
+    /// Inputs that are read once.
+    pub(super) held: Vec<usize>,
 }
 
 /// Inputs that differ from element to element, and are floats. What nobody but the elements reads is
 /// read for them: held through the reductions it would only take their registers.
-pub(super) fn held(call: &RowProgramCall) -> Vec<usize> {
+fn held(call: &RowProgramCall) -> Vec<usize> {
     let program = &call.program;
     let reads = |program: &MapProgram, k: usize| {
         let mut loads = program.insts.iter();
@@ -37,9 +39,9 @@ pub(super) fn held(call: &RowProgramCall) -> Vec<usize> {
         program.folds.is_empty() || programs.any(|program| reads(program, k))
     };
     let differs = |view: &View| {
-        let strides = &view.layout.strides;
-        let rows = strides[0] != 0 || call.shape[0] == 1;
-        rows && strides[1] != 0 && view.dtype.is_float()
+        let (column, rows) = view.layout.strides.split_last().unwrap_or((&0, &[]));
+        let differs = call.rows() == 1 || rows.iter().any(|stride| *stride != 0);
+        differs && *column != 0 && view.dtype.is_float()
     };
     (call.inputs.iter().enumerate())
         .filter(|(k, view)| differs(view) && early(*k))
@@ -55,11 +57,17 @@ fn column_outputs(call: &RowProgramCall) -> usize {
 impl Cut {
     /// With planes a row belongs to few threads, best to one plane or a part of one, which needs no
     /// barrier; without them to as many as have a chunk each.
+    ///
+    /// Where no columns are summed, rows that threads can have as a whole are shared out by their
+    /// length alone: a reduction has the same order whatever else is computed of its rows.
     pub(super) fn new(call: &RowProgramCall, planes: bool, most: usize) -> Self {
-        let quarter = call.shape[1].div_ceil(4);
-        // Registers of four that each chunk takes.
-        let each = (held(call).len() + column_outputs(call)).max(1);
-        let limit = (MAX_HELD / each).clamp(1, MAX_CHUNKS);
+        let quarter = call.length().div_ceil(4);
+        let (held, columns) = (held(call), column_outputs(call));
+        let limit = match columns {
+            0 => MAX_CHUNKS,
+            // Registers of four that each chunk takes.
+            _ => (MAX_HELD / (held.len() + columns)).clamp(1, MAX_CHUNKS),
+        };
         let wanted = if planes { limit.min(WANTED) } else { 1 };
         let least = if planes {
             quarter.next_power_of_two().min(32)
@@ -71,25 +79,18 @@ impl Cut {
         if chunks <= limit {
             // Sums of columns take many registers. So many threads make the compiler leave room
             // for two of the usual cubes.
-            let large = column_outputs(call) > 0 && planes && most >= 512;
+            let large = columns > 0 && planes && most >= 512;
             let threads = if large { 512 } else { CUBE as usize };
-            return Self {
-                threads,
-                width,
-                chunks,
-            };
+            return Self::holding(threads, width, chunks, held);
         }
         // More threads before it is read again.
+        let limit = (MAX_HELD / (held.len() + columns).max(1)).clamp(1, MAX_CHUNKS);
         let width = (quarter.div_ceil(limit).next_power_of_two()).min(most);
         let chunks = quarter.div_ceil(width);
         // A thread of so many has 64 registers in all: what it holds must leave room for the rest.
         let limit = if width > 512 { limit.min(6) } else { limit };
         if width > CUBE as usize && chunks <= limit {
-            return Self {
-                threads: width,
-                width,
-                chunks,
-            };
+            return Self::holding(width, width, chunks, held);
         }
         // Fewer rows at a time stay in cache from one pass to the next.
         let rounds = call.program.rounds();
@@ -100,6 +101,19 @@ impl Cut {
             threads: width,
             width,
             chunks: 0,
+            held,
+        }
+    }
+
+    /// Threads that have so many chunks each, and hold of the inputs what they have registers for; the
+    /// others they read again, from cache.
+    fn holding(threads: usize, width: usize, chunks: usize, mut held: Vec<usize>) -> Self {
+        held.truncate((MAX_HELD / chunks).max(1));
+        Self {
+            threads,
+            width,
+            chunks,
+            held,
         }
     }
 }
@@ -132,7 +146,7 @@ pub(super) fn pick(call: &RowProgramCall, fold: &RowFold) -> Option<MapProgram> 
     .into();
     let program = program.without_unused();
     let same_in_row = |inst: &Inst| match *inst {
-        Inst::Load(k) => call.inputs[usize::from(k)].layout.strides[1] == 0,
+        Inst::Load(k) => call.inputs[usize::from(k)].layout.strides.last() == Some(&0),
         Inst::Index(_) | Inst::Inside(_) => false,
         _ => true,
     };
@@ -182,6 +196,7 @@ mod tests {
             threads: 256,
             width,
             chunks,
+            held: vec![0],
         };
         assert_eq!(cut(768), of(32, 6));
         assert_eq!(cut(1024), of(32, 8));

@@ -1,7 +1,7 @@
 //! The host side: how rows are shared out, and the launch.
 
 use super::{
-    cut::{Cut, held, pick},
+    cut::{Cut, pick},
     row_program_kernel,
 };
 use crate::{
@@ -93,7 +93,7 @@ pub(crate) fn fits(call: &RowProgramCall) -> bool {
     if call.program.programs().any(wide) || call.inputs.iter().any(|v| v.dtype == DType::F64) {
         return false;
     }
-    let (n, [each, _, columns]) = (call.shape[1], call.program.dtypes());
+    let (n, [each, _, columns]) = (call.length(), call.program.dtypes());
     each.iter().all(|dtype| stores(n, *dtype))
         && (columns.is_empty() || Cut::new(call, false, CUBE as usize).chunks > 0)
 }
@@ -125,7 +125,7 @@ impl CubeBackend {
         call: &RowProgramCall,
         repeat: Option<Repeat>,
     ) -> Result<Buffers> {
-        let (rows, length, program) = (call.shape[0], call.shape[1], &call.program);
+        let (rows, length, program) = (call.rows(), call.length(), &call.program);
         let hardware = &self.client.properties().hardware;
         let planes = self.planes && hardware.plane_size_min == 32 && hardware.plane_size_max == 32;
         let most = match planes {
@@ -165,7 +165,9 @@ impl CubeBackend {
             .map(|view| crate::memory(view).map(|m| (m.handle.clone(), m.bytes)))
             .collect::<Result<Vec<_>>>()?;
         let address = address_of(&first, handles.iter().map(|(_, bytes)| *bytes));
-        let bound = Bound::rows(&first, repeat, &handles, address).with_native(self.native);
+        let fences = program.programs().map(|program| program.fences()).max();
+        let bound = Bound::rows(&first, repeat, fences.unwrap_or(0), &handles, address)
+            .with_native(self.native);
         let (rounds, folds) = (program.rounds(), program.folds.len());
         let last = rounds.iter().max().map_or(0, |last| last + 1);
         let rounds: Vec<Vec<usize>> = (0..last)
@@ -178,7 +180,7 @@ impl CubeBackend {
             stage
         };
         let (stages, picks) = stages(call, &bound.plan);
-        let held = held(call);
+        let held = cut.held;
         let plan = RowPlan {
             stages,
             modes: program.folds.iter().map(|fold| fold.mode).collect(),
