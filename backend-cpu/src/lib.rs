@@ -77,6 +77,7 @@ impl CpuBackend {
                 dtypes: DType::ALL.to_vec(),
                 f64_math: true,
                 max_buffer_bytes: MAX_BYTES,
+                max_buffers: anymesh_kernel::map::MAX_BUFFERS,
                 software: false,
                 description,
             },

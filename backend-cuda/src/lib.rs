@@ -195,11 +195,15 @@ fn check_nvrtc(selector: Option<&str>) -> Result<()> {
     ))
 }
 
+/// Buffers of a kernel at most: there is no limit but registers.
+const BUFFERS: usize = 16;
+
 fn backend(name: String, engine: &Engine, description: String, limit: u64) -> Result<CubeBackend> {
     let (client, arena) = (engine.client().clone(), Arc::new(engine.arena().clone()));
     CubeBackend::new(name, client, arena, description, false, true, limit).map(|backend| {
         backend
             .with_native_functions()
+            .with_buffers(BUFFERS)
             .with_repeats(engine.repeated())
     })
 }

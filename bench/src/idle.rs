@@ -24,6 +24,7 @@ pub fn idle() -> Device {
             dtypes: DType::ALL.to_vec(),
             f64_math: true,
             max_buffer_bytes: u64::MAX,
+            max_buffers: 16,
             software: true,
             description: "nothing: kernels are not made".into(),
         },

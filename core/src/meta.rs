@@ -58,6 +58,7 @@ pub fn meta() -> Device {
             dtypes: DType::ALL.to_vec(),
             f64_math: true,
             max_buffer_bytes: u64::MAX,
+            max_buffers: crate::map::MAX_BUFFERS,
             software: true,
             description: "no memory, no values".into(),
         }))

@@ -17,7 +17,7 @@ use anymesh_kernel::{
     DType, Dims, Kernel, Layout, Shape,
     backend::{Affine, MapInput},
     layout::collapse,
-    map::{Binary, Inst, MAX_BUFFERS, MAX_INPUTS, MAX_OUTPUTS, Unary},
+    map::{Binary, Inst, Unary},
 };
 use smallvec::SmallVec;
 use std::collections::HashMap;
@@ -538,9 +538,10 @@ impl<'g> Groups<'g> {
                 .filter(|(node, output)| self.is_needed(*node, *output, &[group, maker]))
                 .count()
         };
-        inputs.len() <= MAX_INPUTS
-            && outputs <= MAX_OUTPUTS
-            && inputs.len() + outputs <= MAX_BUFFERS
+        let (most_inputs, most_outputs) = self.options.most();
+        inputs.len() <= most_inputs
+            && outputs <= most_outputs
+            && inputs.len() + outputs <= self.options.buffers
             && instructions <= MAX_INSTRUCTIONS
             && after.segments.len() <= MAX_SEGMENTS
             && (!after.reduces || self.first_input(after).is_some())

@@ -73,7 +73,10 @@ mod rows;
 mod run;
 mod value;
 
-use anymesh_kernel::Device;
+use anymesh_kernel::{
+    Device,
+    map::{MAX_BUFFERS, MAX_INPUTS, MAX_OUTPUTS},
+};
 
 /// How much is put off, and how it is fused.
 #[derive(Clone, Debug)]
@@ -93,6 +96,8 @@ pub struct Options {
     /// as [row programs](anymesh_kernel::backend::RowProgram): these then make conversions around them
     /// themselves, and reductions of the same rows become one with what is around them.
     pub rows: bool,
+    /// Buffers that a joined program may read and write.
+    pub buffers: usize,
     /// Programs that one flush may have made anew, where the device compiles them.
     pub new_programs: usize,
     /// Bytes that operands may stay longer for one fused kernel than without it.
@@ -120,6 +125,7 @@ impl Options {
             bytes: 1 << 30,
             compiles: false,
             rows: false,
+            buffers: MAX_BUFFERS,
             new_programs: usize::MAX,
             slack: 32 << 20,
             lag: (0, 0),
@@ -137,6 +143,7 @@ impl Options {
             bytes: 64 << 30,
             compiles: true,
             rows: true,
+            buffers: MAX_BUFFERS,
             new_programs: 64,
             slack: 256 << 20,
             lag: (16, 256 << 20),
@@ -146,12 +153,22 @@ impl Options {
         }
     }
 
-    /// For this device: by whether its memory is the host's.
+    /// For this device: by whether its memory is the host's, and by how many buffers a kernel may have.
     pub fn of(device: &Device) -> Self {
-        match device.runs_kernels() {
+        let options = match device.runs_kernels() {
             true => Self::gpu(),
             false => Self::host(),
+        };
+        Self {
+            buffers: device.backend().capabilities().max_buffers,
+            ..options
         }
+    }
+
+    /// Inputs and outputs that a joined program may have.
+    pub(crate) fn most(&self) -> (usize, usize) {
+        let more = self.buffers.saturating_sub(MAX_BUFFERS);
+        (MAX_INPUTS + more / 2, MAX_OUTPUTS + more / 4)
     }
 }
 

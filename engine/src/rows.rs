@@ -14,7 +14,7 @@ use crate::{
 use anymesh_kernel::{
     DType, Kernel, Kind, Layout, MapProgram, Scalar, Shape,
     backend::{ReduceCall, RowFold, RowProgram, in_rows},
-    map::{Inst, MAX_BUFFERS, MAX_INPUTS, MAX_OUTPUTS, Program, Reg},
+    map::{Inst, Program, Reg},
 };
 use smallvec::SmallVec;
 use std::{collections::HashMap, sync::Arc};
@@ -166,10 +166,10 @@ impl Groups<'_> {
                 inputs.push(reading);
             }
         }
-        (1..=MAX_INPUTS).contains(&inputs.len())
-            && (after.reduces
-                || of_each.max(of_rows) <= MAX_OUTPUTS
-                    && inputs.len() + of_each + of_rows <= MAX_BUFFERS)
+        let (_, most) = self.options.most();
+        after.reduces
+            || of_each.max(of_rows) <= most
+                && inputs.len() + of_each + of_rows <= self.options.buffers
     }
 }
 

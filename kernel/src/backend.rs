@@ -72,6 +72,8 @@ pub struct Capabilities {
     pub f64_math: bool,
     /// The largest buffer one kernel can address, in bytes.
     pub max_buffer_bytes: u64,
+    /// How many buffers one kernel can read and write: at least [`MAX_BUFFERS`](crate::map::MAX_BUFFERS).
+    pub max_buffers: usize,
     /// Whether this is a CPU pretending to be a GPU.
     pub software: bool,
     /// Hardware, driver and API in words.

@@ -225,6 +225,7 @@ impl CubeBackend {
                 dtypes,
                 f64_math,
                 max_buffer_bytes,
+                max_buffers: anymesh_kernel::map::MAX_BUFFERS,
                 software,
                 description,
             },
@@ -247,6 +248,12 @@ impl CubeBackend {
     /// two ulp on CUDA and unspecified elsewhere.
     pub fn with_native_functions(mut self) -> Self {
         self.native = true;
+        self
+    }
+
+    /// Says that a kernel may have more buffers than browsers let it have.
+    pub fn with_buffers(mut self, most: usize) -> Self {
+        self.capabilities.max_buffers = most;
         self
     }
 

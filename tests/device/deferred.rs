@@ -140,6 +140,7 @@ fn composed(device: &Device, dtype: DType, n: usize) -> Result<Vec<Tensor>> {
         let options = GradOptions {
             seeds: Some(vec![seed]),
             allow_unused: true,
+            retain_graph: true,
             ..GradOptions::default()
         };
         for gradient in grad(&[output], &[&x, &weight], &options)? {
@@ -167,19 +168,19 @@ fn hold_bits(
     for &dtype in dtypes.iter().filter(|dtype| device.supports(**dtype)) {
         for &n in sizes {
             let expected = bits(program(eager, dtype, n));
-            let mut options = anymesh_engine::Options::of(eager);
-            options.first = true;
-            let deferred = anymesh_engine::deferred_with(eager, options);
-            let got = bits(program(&deferred, dtype, n));
-            assert_eq!(expected.len(), got.len());
-            for (k, (expected, got)) in expected.iter().zip(&got).enumerate() {
-                let wrong = expected.iter().zip(got).filter(|(a, b)| a != b).count();
-                assert_eq!(
-                    wrong,
-                    0,
-                    "of {} values of result {k}, {dtype} {n}",
-                    got.len()
-                );
+            // With all that is only held stored, and left to be made where it is read.
+            for recipes in [u64::MAX, 0] {
+                let mut options = anymesh_engine::Options::of(eager);
+                options.first = true;
+                options.recipes = recipes;
+                let deferred = anymesh_engine::deferred_with(eager, options);
+                let got = bits(program(&deferred, dtype, n));
+                assert_eq!(expected.len(), got.len());
+                for (k, (expected, got)) in expected.iter().zip(&got).enumerate() {
+                    let wrong = expected.iter().zip(got).filter(|(a, b)| a != b).count();
+                    let all = got.len();
+                    assert_eq!(wrong, 0, "of {all} values of result {k}, {dtype} {n}");
+                }
             }
         }
     }

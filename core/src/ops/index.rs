@@ -28,7 +28,7 @@ mod local;
 pub(super) use gradient::{Zeros, picked};
 pub(super) use local::{Part, check_not_empty, index_axis, localize};
 
-use super::{OpInfo, RuleForm, sum_to};
+use super::{OpInfo, RuleForm, expr::Expr, sum_to};
 use crate::{
     DType, Dims, Error, Layout, Result, Shape, Tensor,
     backend::ScatterOp,
@@ -469,6 +469,23 @@ pub(super) fn take_along(
     })
 }
 
+/// Zeros of a shape, but for one place along an axis each, which an index names and the gradient of
+/// what was picked from there goes to. That is one elementwise program, which others may join.
+fn at_one(axis: usize, shape: &Shape, index: &Tensor, grad: &Tensor) -> Result<Tensor> {
+    let n = shape[axis];
+    let mut dims = vec![1; shape.rank()];
+    dims[axis] = n;
+    let places = Tensor::arange(0, n as i64, 1, DType::I32, index.device())?;
+    let places = places.reshape(dims)?.expand(shape.clone())?;
+    let of = Expr::new("gather", &[&places, index, grad]);
+    of.map(grad.dtype(), |a| {
+        let named = a.x[1].cast(DType::I32);
+        // Counted from the end where it is negative.
+        let here = a.x[0].eq(named).or(a.x[0].eq(named + n as i64));
+        here.select(a.x[2], a.x[2].lit(0.0))
+    })
+}
+
 impl Tensor {
     /// Picks along one axis, in PyTorch's sense: `out[i][j] = self[index[i][j]][j]` for axis 0. The
     /// index has the tensor's rank and is not larger in any other dimension (where it is smaller,
@@ -496,7 +513,15 @@ impl Tensor {
             || self.gathered(axis, index),
             |_| {
                 let (zeros, index) = (Zeros::like(self), index.kept());
+                let only = index.shape()[axis] == 1
+                    && (0..self.rank()).all(|d| d == axis || index.dims()[d] == self.dims()[d])
+                    && index.numel() > 0
+                    && plain(op, &[self, &index])?;
+                let shape = self.shape().clone();
                 Ok(move |b: &Back<'_>| {
+                    if only {
+                        return Ok(smallvec![Some(at_one(axis, &shape, &index, b.grad()?)?)]);
+                    }
                     Ok(smallvec![Some(zeros.make(b.grad()?)?.scatter(
                         axis as i64,
                         &index,

@@ -7,7 +7,7 @@ use super::{ReduceCall, ReduceOp, RowFold, RowProgram, RowProgramCall, View};
 use crate::{
     DType, Dims, Kind, Layout, Scalar, Shape,
     layout::collapse,
-    map::{Inst, MAX_INPUTS, Program},
+    map::{Inst, Program},
 };
 use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
@@ -76,7 +76,7 @@ impl ReduceCall {
             && !program.can_fault()
             && !program.kinds.contains(&Kind::F64)
             && !program.params.iter().any(wide)
-            && (1..=MAX_INPUTS).contains(&map.inputs.len());
+            && !map.inputs.is_empty();
         let lead = rank - self.axes.len();
         // The last dimensions, of which one has elements beside each other.
         let last = self.axes.iter().copied().eq(lead..rank)
