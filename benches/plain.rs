@@ -7,8 +7,8 @@
 //! `benches/peers/torch_plain.py` runs this and the same programs in PyTorch.
 //!
 //! ```text
-//! cargo bench --bench plain --features cuda -- cuda:0 ops 16x1024 20
-//! cargo bench --bench plain --features cuda -- deferred:cuda:0 composed 16x1024 20
+//! cargo bench --bench plain --features cuda -- eager:cuda:0 ops 16x1024 20
+//! cargo bench --bench plain --features cuda -- cuda:0 composed 16x1024 20
 //! cargo bench --bench plain -- deferred:idle composed 16x1024 launches
 //! ```
 //!

@@ -25,17 +25,22 @@ pub struct FoundDevice {
 /// adapter, also a software one.
 ///
 /// # Deferred execution
-/// With `deferred:` in front, as in `deferred:cuda`, launches are written down and run when somebody
-/// reads or enough of them wait, with the same bits (`anymesh_engine`); on GPUs they are fused where
-/// such a list came before, with `ANYMESH_FUSE_FIRST=1` always. With `eager:` each runs when it is
-/// launched. Where the name does not say, `ANYMESH_DEFERRED=1` puts off, and `ANYMESH_EAGER=1` never
-/// does; without either a launch runs at once. The same name gives the same device, and tensors of a
-/// deferred device and of the same one without it do not mix.
+/// On CUDA launches are written down and run when somebody reads or enough of them wait, with the same
+/// bits (`anymesh_engine`); they are fused where such a list came before, with `ANYMESH_FUSE_FIRST=1`
+/// always. What goes wrong in a launch, no memory among it, is told by the next read. With `eager:` in
+/// front, as in `eager:cuda`, each launch runs when it is made, and with `deferred:` other devices put
+/// off, too. Where the name does not say, `ANYMESH_EAGER=1` never puts off, and `ANYMESH_DEFERRED=1`
+/// does on every device. The same name gives the same device, and tensors of a deferred device and of
+/// the same one without it do not mix.
 pub fn device(name: &str) -> Result<Device> {
     let (put_off, name) = match name.split_once(':') {
         Some(("deferred", rest)) => (true, rest),
         Some(("eager", rest)) => (false, rest),
-        _ => (!is_set("ANYMESH_EAGER") && is_set("ANYMESH_DEFERRED"), name),
+        _ => {
+            let pays = name == "cuda" || name.starts_with("cuda:");
+            let put_off = pays || is_set("ANYMESH_DEFERRED");
+            (put_off && !is_set("ANYMESH_EAGER"), name)
+        }
     };
     let device = open(name)?;
     let device = match put_off {

@@ -43,6 +43,13 @@ pub(crate) fn fits(call: &RowProgramCall) -> bool {
 
 /// The backend's kernel for row programs.
 pub(crate) fn row_program(call: &RowProgramCall) -> Result<Buffers> {
+    if call.program.shared.is_some() {
+        // Parts are joined here, and share what they compute anyway.
+        return row_program(&RowProgramCall {
+            program: call.program.without_shared().into(),
+            ..call.clone()
+        });
+    }
     let wide = call.inputs.iter().any(|view| view.dtype == DType::F64);
     if wide {
         run::<f64>(call)

@@ -2,7 +2,7 @@
 
     python3 benches/peers/torch_plain.py PATH-OF-THE-BENCH-BINARY DEVICE [DEVICE ...] [--style ops|composed] [--batch 16x1024] [--steps N]
 
-Each DEVICE of anymesh (`cuda:0`, `deferred:cuda:0`) is a row. The peer writes the step as benches/plain does: `ops` with
+Each DEVICE of anymesh (`cuda:0`, `eager:cuda:0`) is a row. The peer writes the step as benches/plain does: `ops` with
 layer_norm, scaled_dot_product_attention and cross_entropy, `composed` of elementwise ops, reductions and products; AdamW is
 arithmetic on parameters in both. It runs eager and through torch.compile, of which the update is a part. Both begin with
 random weights of the same kind, so losses agree about, not exactly.

@@ -53,6 +53,18 @@ fn shared_products(program: &Program) -> Vec<bool> {
         .collect()
 }
 
+/// The registers that some are computed from, and these.
+pub(crate) fn live(insts: &[Inst], of: impl Iterator<Item = Reg>) -> Vec<bool> {
+    let mut live = vec![false; insts.len()];
+    of.for_each(|reg| live[usize::from(reg)] = true);
+    for i in (0..insts.len()).rev() {
+        if live[i] {
+            insts[i].operands(|r| live[usize::from(r)] = true);
+        }
+    }
+    live
+}
+
 /// The launch whose scalars are the results of reductions of rows, one after the other.
 pub(crate) const RESULT: usize = usize::MAX;
 
@@ -239,17 +251,14 @@ impl Joining {
         }
     }
 
+    /// The registers that some outputs need.
+    pub(crate) fn live(&self, outputs: &[(Reg, DType)]) -> Vec<bool> {
+        live(&self.insts, outputs.iter().map(|(reg, _)| *reg))
+    }
+
     /// The program without what no output needs.
     pub(crate) fn finish(self, outputs: Vec<(Reg, DType)>) -> Joined {
-        let mut live = vec![false; self.insts.len()];
-        for (reg, _) in &outputs {
-            live[usize::from(*reg)] = true;
-        }
-        for i in (0..self.insts.len()).rev() {
-            if live[i] {
-                self.insts[i].operands(|r| live[usize::from(r)] = true);
-            }
-        }
+        let live = self.live(&outputs);
         let used = |of: &dyn Fn(&Inst) -> Option<u8>, count: usize| -> Vec<Option<u8>> {
             let mut used = vec![false; count];
             for (inst, _) in self.insts.iter().zip(&live).filter(|(_, live)| **live) {

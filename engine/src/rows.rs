@@ -9,18 +9,33 @@ use crate::{
     graph::{Source, fusable},
     groups::{Feed, Group, Groups, How, Reading, Segment},
     plan::{Body, Fused, Number, name, nodes, stored},
-    program::{Joining, RESULT},
+    program::{Joining, RESULT, live},
 };
 use anymesh_kernel::{
     DType, Kernel, Kind, Layout, MapProgram, Scalar, Shape,
     backend::{ReduceCall, RowFold, RowProgram, in_rows},
-    map::{Inst, Program, Reg},
+    map::{Binary, Inst, Program, Reg, Unary},
 };
 use smallvec::SmallVec;
 use std::{collections::HashMap, sync::Arc};
 
 /// Fences at most: each is an argument of the kernel.
 const MAX_FENCES: usize = 64;
+/// Values of elements that are kept for several parts at most: each takes a register for every element
+/// that a thread has.
+const MAX_SHARED: usize = 2;
+/// Instructions that one of them has to save.
+const MIN_GAIN: usize = 12;
+
+/// What an instruction takes, in instructions of a GPU, roughly.
+fn takes(inst: &Inst) -> usize {
+    match inst {
+        Inst::Const(..) | Inst::Param(_) | Inst::Cast(..) => 0,
+        Inst::Unary(Unary::Neg | Unary::Abs | Unary::Not, _) => 1,
+        Inst::Unary(..) | Inst::Binary(Binary::Div | Binary::Pow, ..) => 10,
+        _ => 1,
+    }
+}
 
 /// A view of a number for each row, in their order, over all of their elements.
 fn of_each_row(shape: &Shape, lead: usize) -> Layout {
@@ -201,11 +216,21 @@ pub(crate) fn fused(
             false => outputs[*s][*k],
         });
     }
-    let joined = joining.finish(all);
     let calls: Vec<&ReduceCall> = folds.iter().map(|(_, call)| *call).collect();
-    let mut parts = Parts::new(&joined.program, &joined.params, &calls);
-    let (reduced, stored) = joined.program.outputs.split_at(calls.len());
+    // What a launch stored may be computed once for several parts.
+    let (count, live) = (all.len(), joining.live(&all));
+    for (s, _) in (group.segments.iter().enumerate()).filter(|(_, segment)| !segment.of_rows) {
+        let values = (0..outputs[s].len()).map(|k| (joining.value(s, k), DType::F32));
+        all.extend(values.filter(|(reg, _)| live[usize::from(*reg)]));
+    }
+    let joined = joining.finish(all);
+    let (all, values) = joined.program.outputs.split_at(count);
+    let (reduced, stored) = all.split_at(calls.len());
     let (each, rows) = stored.split_at(of_each.len());
+    let mut parts = Parts::new(&joined.program, &joined.params, &calls);
+    let mut of_parts: Vec<&[(Reg, DType)]> = (0..calls.len()).map(|k| &reduced[k..=k]).collect();
+    of_parts.extend([each, rows]);
+    let shared = parts.share(&of_parts, values)?;
     let mut folds = Vec::with_capacity(calls.len());
     for (k, call) in calls.iter().enumerate() {
         folds.push(RowFold {
@@ -223,6 +248,7 @@ pub(crate) fn fused(
         each: some(each)?,
         rows: some(rows)?,
         columns: None,
+        shared,
         params: parts.numbers.len(),
     };
     let layouts: SmallVec<[&Layout; 6]> = joined.inputs.iter().map(|r| &r.layout).collect();
@@ -307,6 +333,63 @@ impl Parts {
             scales,
             fences: 0,
         }
+    }
+
+    /// Chooses values that several parts need and that take long, and computes them once for all.
+    fn share(
+        &mut self,
+        parts: &[&[(Reg, DType)]],
+        values: &[(Reg, DType)],
+    ) -> Option<Option<MapProgram>> {
+        let mut chosen: Vec<Reg> = vec![];
+        let insts = &self.whole.insts;
+        // What is there before anything is reduced.
+        let mut late = vec![false; insts.len()];
+        for (i, inst) in insts.iter().enumerate() {
+            let mut own = matches!(inst, Inst::Param(k) if usize::from(*k) >= self.numbers.len());
+            inst.operands(|r| own |= late[usize::from(r)]);
+            late[i] = own;
+        }
+        while chosen.len() < MAX_SHARED {
+            let mut left = insts.clone();
+            for reg in &chosen {
+                left[usize::from(*reg)] = Inst::Load(0);
+            }
+            let of_parts: Vec<Vec<bool>> = (parts.iter())
+                .map(|outputs| live(&left, outputs.iter().map(|(reg, _)| *reg)))
+                .collect();
+            let of_chosen = live(insts, chosen.iter().copied());
+            let gain = |reg: Reg| {
+                let at = usize::from(reg);
+                let uses = of_parts.iter().filter(|live| live[at]).count();
+                let all = live(&left, std::iter::once(reg));
+                let takes: usize = (left.iter().zip(&all).filter(|(_, live)| **live))
+                    .map(|(inst, _)| takes(inst))
+                    .sum();
+                takes * (uses + usize::from(of_chosen[at])).saturating_sub(1)
+            };
+            let values = values.iter().map(|(reg, _)| *reg);
+            let able = |reg: &Reg| {
+                let at = usize::from(*reg);
+                !late[at] && self.whole.kinds[at] == Kind::F32 && !chosen.contains(reg)
+            };
+            let best = (values.filter(able).map(|reg| (gain(reg), reg))).max();
+            match best {
+                Some((gain, reg)) if gain >= MIN_GAIN => chosen.push(reg),
+                _ => break,
+            }
+        }
+        if chosen.is_empty() {
+            return Some(None);
+        }
+        chosen.sort_unstable();
+        let outputs: Vec<(Reg, DType)> = chosen.iter().map(|reg| (*reg, DType::F32)).collect();
+        let shared = self.part(&outputs)?;
+        for reg in &chosen {
+            self.whole.insts[usize::from(*reg)] = Inst::Load(self.whole.inputs.len() as u8);
+            self.whole.inputs.push(DType::F32);
+        }
+        Some(Some(shared))
     }
 
     /// The part with these outputs. No other part has a fence of the same number: what two parts

@@ -112,7 +112,7 @@ impl Inst {
         self.renumbered(register, |input| input)
     }
 
-    fn renumbered(&self, r: impl Fn(u16) -> u16, input: impl Fn(u8) -> u8) -> Inst {
+    pub(crate) fn renumbered(&self, r: impl Fn(u16) -> u16, input: impl Fn(u8) -> u8) -> Inst {
         match *self {
             Inst::Load(k) => Inst::Load(input(k)),
             Inst::Inside(k) => Inst::Inside(input(k)),

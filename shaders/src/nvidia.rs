@@ -3,7 +3,7 @@
 
 use crate::{
     hopper::{held, pack},
-    math::elementary::{copysign, polynomial},
+    math::elementary::{copysign, magnitude_bits, polynomial},
     words::{F4, U4, halves},
 };
 use anymesh_kernel::DType;
@@ -118,6 +118,35 @@ pub(crate) fn coarse_exp(x: F4) -> F4 {
 #[cube]
 pub(crate) fn coarse_sqrt(x: F4) -> F4 {
     unit(x, "sqrt")
+}
+
+/// `a / b`, rounded to nearest but for subnormal results, which may be an ulp off. CUDA's own division
+/// branches wherever the numerator is zero or far from one, which is most of a masked softmax.
+#[cube]
+pub(crate) fn div(a: F4, b: F4) -> F4 {
+    // Far divisors are brought nearer, so that their reciprocals and remainders are ordinary numbers.
+    let size = b.abs();
+    let scale = select_many(
+        size.less_than(&F4::new(5.421_011e-20f32)),
+        F4::new(1.844_674_4e19f32),
+        F4::new(1.0f32),
+    );
+    let scale = select_many(
+        size.greater_than(&F4::new(1.844_674_4e19f32)),
+        F4::new(5.421_011e-20f32),
+        scale,
+    );
+    let (a, b) = (a * scale, b * scale);
+    let near = unit(b, "rcp");
+    let negative = -b;
+    let reciprocal = fma(fma(negative, near, F4::new(1.0f32)), near, near);
+    let quotient = a * reciprocal;
+    let quotient = fma(fma(negative, quotient, a), reciprocal, quotient);
+    let quotient = fma(fma(negative, quotient, a), reciprocal, quotient);
+    // Infinities have no remainder, and that of a zero has lost its sign: NaN and zero, less one.
+    let size = magnitude_bits(quotient) - U4::new(1u32);
+    let none = size.greater_than(&U4::new(0x7f7f_ffffu32));
+    select_many(none, a * near, quotient)
 }
 
 #[cube]

@@ -25,7 +25,7 @@ use anymesh_kernel::backend::ReduceOp;
 use cubecl::prelude::*;
 use folds::{Part, absorb, identity, nothing, over_lanes, result};
 use put::{put_held, put_long};
-use stages::{held_input, masked, named_column, put_row, value};
+use stages::{held_input, hold_shared, masked, named_column, put_row, value};
 
 /// The held inputs of the chunks from `first` on.
 #[cube]
@@ -46,6 +46,7 @@ fn hold(
         for h in 0..comptime!(plan.held.len()) {
             held.push(held_input(inputs, row, column, length, plan.clone(), h));
         }
+        hold_shared(inputs, &mut held, row, column, length, plan.clone(), k);
     }
     held
 }

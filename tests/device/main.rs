@@ -1,7 +1,7 @@
 //! What is held of a device: every op against the CPU, gradients, indexing, meshes of simulated
 //! ranks on it, and faults that only the data shows.
 //!
-//! `ANYMESH_TEST_DEVICE` names the device (`cpu`, `wgpu:llvmpipe`, `cuda:0`, `deferred:cuda:0`, ...),
+//! `ANYMESH_TEST_DEVICE` names the device (`cpu`, `wgpu:llvmpipe`, `cuda:0`, which puts off, `eager:cuda:0`, ...),
 //! which must then be there. Without it the software adapter is taken. Where that is missing, its
 //! tests count as ignored, not as passed: nothing was held.
 

@@ -25,6 +25,9 @@ pub struct RowProgram {
     pub rows: Option<MapProgram>,
     /// Its outputs are added up over all rows, and are then `[n]`.
     pub columns: Option<MapProgram>,
+    /// Values of elements that several parts read, floats as they are computed with: inputs of the
+    /// other programs, after those of the call. It reads no results of reductions.
+    pub shared: Option<MapProgram>,
     /// How many parameters come before the results of reductions.
     pub params: usize,
 }
@@ -91,6 +94,7 @@ impl RowProgram {
             .chain(&self.each)
             .chain(&self.rows)
             .chain(&self.columns)
+            .chain(&self.shared)
     }
 
     /// The stored dtypes: of elements, of rows, of columns.
@@ -140,6 +144,58 @@ impl RowProgram {
             each: self.each.as_ref().map(read),
             rows: self.rows.as_ref().map(read),
             columns: self.columns.as_ref().map(read),
+            shared: self.shared.as_ref().map(read),
+            params: self.params,
+        }
+    }
+
+    /// The same program, in which every part computes what is shared for itself.
+    pub fn without_shared(&self) -> Self {
+        let Some(shared) = &self.shared else {
+            return self.clone();
+        };
+        let inputs = shared.inputs.len();
+        let own = |program: &MapProgram| -> MapProgram {
+            let mut insts = shared.insts.clone();
+            let mut places: Vec<Reg> = Vec::with_capacity(program.insts.len());
+            for inst in &program.insts {
+                let value = match *inst {
+                    Inst::Load(k) => usize::from(k).checked_sub(inputs),
+                    _ => None,
+                };
+                places.push(match value {
+                    Some(value) => shared.outputs[value].0,
+                    None => {
+                        insts.push(inst.renumbered(|r| places[usize::from(r)], |k| k));
+                        (insts.len() - 1) as Reg
+                    }
+                });
+            }
+            let kept = (program.insts.iter().zip(&program.kinds))
+                .filter(|(inst, _)| !matches!(inst, Inst::Load(k) if usize::from(*k) >= inputs));
+            let kinds = shared.kinds.iter().copied();
+            let program: MapProgram = Program {
+                kinds: kinds.chain(kept.map(|(_, kind)| *kind)).collect(),
+                insts,
+                inputs: shared.inputs.clone(),
+                outputs: (program.outputs.iter())
+                    .map(|(reg, dtype)| (places[usize::from(*reg)], *dtype))
+                    .collect(),
+                ..Program::clone(program)
+            }
+            .into();
+            program.without_unused()
+        };
+        let fold = |fold: &RowFold| RowFold {
+            program: own(&fold.program),
+            ..fold.clone()
+        };
+        Self {
+            folds: self.folds.iter().map(fold).collect(),
+            each: self.each.as_ref().map(own),
+            rows: self.rows.as_ref().map(own),
+            columns: self.columns.as_ref().map(own),
+            shared: None,
             params: self.params,
         }
     }
@@ -200,6 +256,7 @@ impl RowBuilder {
                 each: None,
                 rows: None,
                 columns: None,
+                shared: None,
                 params,
             },
         }

@@ -136,6 +136,7 @@ impl ReduceCall {
                 each: None,
                 rows: Some(of_rows.into()),
                 columns: None,
+                shared: None,
                 params: params.len(),
             }),
             shape,

@@ -58,11 +58,6 @@ pub(crate) fn coarse_unary(
     }
 }
 
-#[cube]
-fn exact_div(a: F4, b: F4) -> F4 {
-    a / b
-}
-
 /// A function of two values, if NVIDIA's GPUs have a shorter one; `coarse` where nobody sees its
 /// last digits.
 pub(crate) fn native_binary(
@@ -76,8 +71,7 @@ pub(crate) fn native_binary(
         Binary::Max => Some(nvidia::extreme::expand(scope, a, b, true)),
         Binary::Min => Some(nvidia::extreme::expand(scope, a, b, false)),
         Binary::Div if coarse => Some(nvidia::coarse_div::expand(scope, a, b)),
-        // It divides exactly, also where the reciprocal is subnormal.
-        Binary::Div => Some(exact_div::expand(scope, a, b)),
+        Binary::Div => Some(nvidia::div::expand(scope, a, b)),
         _ => None,
     }
 }

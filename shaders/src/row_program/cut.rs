@@ -63,6 +63,7 @@ impl Cut {
     pub(super) fn new(call: &RowProgramCall, planes: bool, most: usize) -> Self {
         let quarter = call.length().div_ceil(4);
         let (held, columns) = (held(call), column_outputs(call));
+        let values = call.program.shared.as_ref().map_or(0, |p| p.outputs.len());
         let limit = match columns {
             0 => MAX_CHUNKS,
             // Registers of four that each chunk takes.
@@ -81,7 +82,7 @@ impl Cut {
             // for two of the usual cubes.
             let large = columns > 0 && planes && most >= 512;
             let threads = if large { 512 } else { CUBE as usize };
-            return Self::holding(threads, width, chunks, held);
+            return Self::holding(threads, width, chunks, held, values);
         }
         // More threads before it is read again.
         let limit = (MAX_HELD / (held.len() + columns).max(1)).clamp(1, MAX_CHUNKS);
@@ -90,7 +91,7 @@ impl Cut {
         // A thread of so many has 64 registers in all: what it holds must leave room for the rest.
         let limit = if width > 512 { limit.min(6) } else { limit };
         if width > CUBE as usize && chunks <= limit {
-            return Self::holding(width, width, chunks, held);
+            return Self::holding(width, width, chunks, held, values);
         }
         // Fewer rows at a time stay in cache from one pass to the next.
         let rounds = call.program.rounds();
@@ -105,10 +106,17 @@ impl Cut {
         }
     }
 
-    /// Threads that have so many chunks each, and hold of the inputs what they have registers for; the
-    /// others they read again, from cache.
-    fn holding(threads: usize, width: usize, chunks: usize, mut held: Vec<usize>) -> Self {
-        held.truncate((MAX_HELD / chunks).max(1));
+    /// Threads that have so many chunks each, and hold shared values, and of the inputs what they have
+    /// registers for; the others they read again, from cache.
+    fn holding(
+        threads: usize,
+        width: usize,
+        chunks: usize,
+        mut held: Vec<usize>,
+        values: usize,
+    ) -> Self {
+        let most = (MAX_HELD / chunks).max(1);
+        held.truncate(most.saturating_sub(values));
         Self {
             threads,
             width,

@@ -39,6 +39,9 @@ pub(crate) struct RowPlan {
     pub(super) each: Option<usize>,
     pub(super) rows: Option<usize>,
     pub(super) columns: Option<usize>,
+    /// The stage of what several others read, and how many values that are.
+    pub(super) shared: Option<usize>,
+    pub(super) values: usize,
     /// How many parameters come before results.
     pub(super) params: usize,
     /// Inputs that are read once.
@@ -191,6 +194,8 @@ impl CubeBackend {
             each: stage(program.each.is_some()),
             rows: stage(program.rows.is_some()),
             columns: stage(program.columns.is_some()),
+            shared: stage(program.shared.is_some()),
+            values: program.shared.as_ref().map_or(0, |p| p.outputs.len()),
             params: program.params,
             // Bytes in flight: narrow elements want more chunks.
             unroll: match held.len() {

@@ -35,6 +35,65 @@ pub(super) fn held_input(
     })
 }
 
+/// Adds the shared values of the last chunk, whose inputs are held, to what is held.
+#[cube]
+#[allow(unused_variables)]
+pub(super) fn hold_shared(
+    inputs: &Inputs,
+    held: &mut Sequence<F4>,
+    row: usize,
+    column: usize,
+    length: usize,
+    #[comptime] plan: Interned<RowPlan>,
+    #[comptime] k: usize,
+) {
+    intrinsic!(|scope| {
+        let at = InRow {
+            row,
+            column,
+            length,
+        };
+        let Some(stage) = plan.shared else { return };
+        let map = &plan.stages[stage];
+        let loads = known_loads(scope, held, &plan, map.program.inputs.len(), k, false);
+        let known = Known {
+            loads,
+            params: vec![None; map.program.params.len()],
+            index: None,
+        };
+        for value in at.eval(scope, inputs, map, known, false) {
+            match value {
+                Reg::F(x) => held.__expand_push_method(scope, x),
+                _ => panic!("only floats are shared"),
+            }
+        }
+    })
+}
+
+/// What a stage with so many inputs need not load: inputs that are held of chunk `k`, and shared values
+/// where they are there.
+fn known_loads(
+    scope: &Scope,
+    held: &SequenceExpand<F4>,
+    plan: &RowPlan,
+    inputs: usize,
+    k: usize,
+    shared: bool,
+) -> Vec<Option<Reg>> {
+    let mut loads = vec![None; inputs];
+    let first = k * (plan.held.len() + plan.values);
+    let at = |place: usize| Some(Reg::F(*held.__expand_index_method(scope, place.into())));
+    for (h, input) in plan.held.iter().enumerate() {
+        loads[*input] = at(first + h);
+    }
+    if shared {
+        for value in 0..plan.values {
+            loads[inputs - plan.values + value] = at(first + plan.held.len() + value);
+        }
+    }
+    loads
+}
+
 /// A splat of one number.
 #[cube]
 fn splat(x: f32) -> F4 {
@@ -57,14 +116,10 @@ fn eval_stage(
 ) -> Vec<Reg> {
     let map = &plan.stages[stage];
     let mut known = Known {
-        loads: vec![None; map.program.inputs.len()],
+        loads: known_loads(scope, held, plan, map.program.inputs.len(), k, true),
         params: vec![None; map.program.params.len()],
         index: None,
     };
-    for (h, input) in plan.held.iter().enumerate() {
-        let value = held.__expand_index_method(scope, (k * plan.held.len() + h).into());
-        known.loads[*input] = Some(Reg::F(*value));
-    }
     // Results come in the order of rounds; a stage reads only those that are there.
     for (place, fold) in plan.order.iter().enumerate().take(results.len()) {
         let result = *results.__expand_index_method(scope, place.into());
