@@ -191,8 +191,7 @@ fn conversions_around_other_kernels_give_the_same_bits_deferred_and_not(device: 
 }
 
 fn what_is_composed_along_rows_gives_the_same_bits_deferred_and_not(device: &Device) {
-    let dtypes = [DType::F32, DType::BF16, DType::F16];
-    hold_bits(device, composed, &dtypes, &[24, 77, 770, 1500]);
+    hold_bits(device, composed, &[DType::F32, DType::BF16], &[77, 770]);
 }
 
 /// What a model and its optimizer hold after so many steps, and all losses, as bits.

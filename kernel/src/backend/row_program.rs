@@ -423,6 +423,44 @@ mod tests {
     }
 
     #[test]
+    fn what_parts_share_each_can_compute_for_itself() {
+        let mut b = RowBuilder::new(&[DType::BF16], 1);
+        let sum = b
+            .fold(ReduceOp::Sum, None, |a| a.x[0].exp())
+            .expect("valid");
+        b.each([DType::F32], |a| [a.x[0].exp() / a.r[sum]])
+            .expect("valid");
+        let plain = b.finish().expect("valid");
+        // The same with the exponential as an input of both parts.
+        let shared = plain.folds[0].program.clone();
+        let part = |program: &MapProgram| -> MapProgram {
+            let mut program = Program::clone(program);
+            let exp = program
+                .insts
+                .iter()
+                .position(|inst| matches!(inst, Inst::Unary(..)));
+            program.insts[exp.expect("an exponential")] = Inst::Load(1);
+            program.inputs.push(DType::F32);
+            MapProgram::from(program).without_unused()
+        };
+        let sharing = RowProgram {
+            folds: vec![RowFold {
+                program: part(&plain.folds[0].program),
+                ..plain.folds[0].clone()
+            }],
+            each: plain.each.as_ref().map(part),
+            shared: Some(shared),
+            ..RowProgram::clone(&plain)
+        };
+        assert_eq!(sharing.programs().count(), 3);
+        let alone = sharing.without_shared();
+        assert_eq!(alone.folds, plain.folds);
+        assert_eq!(alone.shared, None);
+        let insts = |program: &RowProgram| program.each.as_ref().map(|each| each.insts.len());
+        assert_eq!(insts(&alone), insts(&plain));
+    }
+
+    #[test]
     fn what_no_kernel_could_run_is_refused() {
         let none = RowBuilder::new(&[DType::F32], 0).finish();
         assert!(matches!(none, Err(Error::Argument { .. })), "{none:?}");

@@ -151,3 +151,86 @@ impl ReduceCall {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Buffer,
+        backend::{MapCall, MapInput},
+        map::Builder,
+    };
+
+    /// The sum of `x * p` over the last dimensions of a view.
+    fn sum(layout: Layout, axes: &[usize], dtype: DType) -> ReduceCall {
+        let b = Builder::new();
+        let product = b.load(DType::F32) * b.param(DType::F32);
+        let view = View {
+            buffer: Buffer::new((), 4 * layout.shape.numel()),
+            dtype: DType::F32,
+            layout: layout.clone(),
+        };
+        ReduceCall {
+            map: MapCall {
+                op: "sum",
+                program: b.finish(&[(product, DType::F32)]).expect("valid"),
+                shape: layout.shape,
+                inputs: smallvec![MapInput { view, window: None }],
+                indices: smallvec![],
+                params: smallvec![Scalar::Float(3.0)],
+                over: Default::default(),
+            },
+            axes: axes.into(),
+            mode: ReduceOp::Sum,
+            scale: Some(0.5),
+            dtype,
+        }
+    }
+
+    #[test]
+    fn a_reduction_of_rows_is_a_row_program_of_one() {
+        let dense = Layout::contiguous([6, 5, 40].into());
+        let call = sum(dense.clone(), &[2], DType::F32)
+            .as_rows()
+            .expect("rows");
+        assert_eq!((call.rows(), call.length()), (30, 40));
+        // As few dimensions as the operands share.
+        assert_eq!(call.shape.dims(), [30, 40]);
+        assert_eq!(call.params[..], [Scalar::Float(3.0), Scalar::Float(0.5)]);
+        let [fold] = &call.program.folds[..] else {
+            panic!("one reduction");
+        };
+        assert_eq!((fold.mode, fold.scale), (ReduceOp::Sum, Some(1)));
+        assert_eq!(call.outputs()[..], [(DType::F32, [30].into())]);
+        // Rows that no one stride leads through.
+        let turned = dense.permute(&[1, 0, 2]);
+        let call = sum(turned, &[2], DType::F32).as_rows().expect("rows");
+        assert_eq!(call.shape.dims(), [5, 6, 40]);
+        assert_eq!(call.inputs[0].layout.strides[..], [40, 200, 1]);
+        // A dimension of one beside the row.
+        let flat = Layout::contiguous([6, 1, 40].into());
+        let call = sum(flat, &[1, 2], DType::F32).as_rows().expect("rows");
+        assert_eq!(call.shape.dims(), [6, 40]);
+    }
+
+    #[test]
+    fn other_reductions_keep_their_order() {
+        let layout = |dims: &[usize]| Layout::contiguous(dims.into());
+        let is_one = |layout: Layout, axes: &[usize], dtype| sum(layout, axes, dtype).is_of_rows();
+        assert!(is_one(layout(&[64, 48]), &[1], DType::F32));
+        // Columns, one row, a small float, memory that runs along what is kept.
+        assert!(!is_one(layout(&[64, 48]), &[0], DType::F32));
+        assert!(!is_one(layout(&[1, 48]), &[1], DType::F32));
+        assert!(!is_one(layout(&[64, 48]), &[1], DType::BF16));
+        assert!(!is_one(
+            layout(&[48, 64]).permute(&[1, 0]),
+            &[1],
+            DType::F32
+        ));
+        // Rows of two dimensions, rows that are too long, and few that are long.
+        assert!(!is_one(layout(&[64, 6, 8]), &[1, 2], DType::F32));
+        assert!(!is_one(layout(&[2048, LONGEST + 4]), &[1], DType::F32));
+        assert!(!is_one(layout(&[FEW - 1, SHORT + 4]), &[1], DType::F32));
+        assert!(is_one(layout(&[FEW, SHORT + 4]), &[1], DType::F32));
+    }
+}

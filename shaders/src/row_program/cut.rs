@@ -9,6 +9,8 @@ use anymesh_kernel::{
 
 /// Chunks of four elements that a thread may hold, of all inputs and sums of columns together.
 const MAX_HELD: usize = 32;
+/// The same with shared values among them: what is computed of these needs registers, too.
+const MAX_SHARED: usize = 20;
 /// Chunks of a row that a thread may hold.
 const MAX_CHUNKS: usize = 16;
 /// Chunks of a row that a thread of a plane holds before other planes share the row.
@@ -78,9 +80,9 @@ impl Cut {
         let width = (quarter.div_ceil(wanted).next_power_of_two()).clamp(least, CUBE as usize);
         let chunks = quarter.div_ceil(width);
         if chunks <= limit {
-            // Sums of columns take many registers. So many threads make the compiler leave room
-            // for two of the usual cubes.
-            let large = columns > 0 && planes && most >= 512;
+            // Sums of columns and shared values take many registers. So many threads make the
+            // compiler leave room for two of the usual cubes.
+            let large = columns + values > 0 && planes && most >= 512;
             let threads = if large { 512 } else { CUBE as usize };
             return Self::holding(threads, width, chunks, held, values);
         }
@@ -115,8 +117,11 @@ impl Cut {
         mut held: Vec<usize>,
         values: usize,
     ) -> Self {
-        let most = (MAX_HELD / chunks).max(1);
-        held.truncate(most.saturating_sub(values));
+        let most = match values {
+            0 => MAX_HELD,
+            _ => MAX_SHARED,
+        };
+        held.truncate((most / chunks).max(1).saturating_sub(values));
         Self {
             threads,
             width,
