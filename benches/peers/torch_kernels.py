@@ -279,7 +279,7 @@ def main():
     global WHERE
     rows = sys.argv[1] == "--rows"
     device = sys.argv[2] if len(sys.argv) > 2 else "cuda:0"
-    WHERE = "cuda" if device.startswith("cuda") else "cpu"
+    WHERE = "cuda" if "cuda" in device else "cpu"
     if rows:
         for line in sys.stdin:
             found = time_of(line.strip())

@@ -239,7 +239,7 @@ def main():
     arguments.add_argument("--no-compile", action="store_true", help="only eager")
     arguments.add_argument("--peer", help=argparse.SUPPRESS)
     given = arguments.parse_args()
-    device = "cuda" if given.device.startswith("cuda") else "cpu"
+    device = "cuda" if "cuda" in given.device else "cpu"
     if given.peer:
         row = peer(*parse(given.words), device, given.steps, given.peer == "compile")
         return print(json.dumps(row))

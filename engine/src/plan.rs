@@ -25,6 +25,9 @@ use std::{
     },
 };
 
+/// How often other values are left to be made again, where some have to be stored after all.
+const TRIES: usize = 3;
+
 /// Numbers of plans, of all devices.
 static PLANS: AtomicU64 = AtomicU64::new(0);
 
@@ -163,9 +166,13 @@ impl Planner {
         options: &Options,
         supports: &dyn Fn(&Kernel) -> bool,
     ) -> Plan {
-        let mut must = HashSet::new();
+        let (mut must, mut tries) = (HashSet::new(), 0);
         let mut plan = loop {
-            let recipes = Recipes::new(graph, old, &must, options);
+            tries += 1;
+            let recipes = match tries > TRIES {
+                true => Recipes::default(),
+                false => Recipes::new(graph, old, &must, options),
+            };
             match self.steps(graph, recipes, options, supports) {
                 Ok(plan) => break plan,
                 Err(stored) => must.extend(stored),
@@ -207,7 +214,7 @@ impl Planner {
             ..Plan::default()
         };
         let mut launched = vec![false; graph.kernels.len()];
-        let mut new = 0;
+        let mut new: Vec<MapProgram> = vec![];
         for g in order(&groups, &alive) {
             let group = &groups.list[g];
             if let Some(fused) = with_casts(&groups, g) {
@@ -227,13 +234,13 @@ impl Planner {
                 false => fused(&groups, g, &alive, options),
             };
             let fused = made.filter(|(_, program)| {
-                let known = !options.compiles || self.programs.contains(program);
-                known || new < options.new_programs
+                let known = self.programs.contains(program) || new.contains(program);
+                !options.compiles || known || new.len() < options.new_programs
             });
             match fused {
                 Some((fused, program)) => {
-                    if options.compiles && self.programs.insert(program) {
-                        new += 1;
+                    if options.compiles && !self.programs.contains(&program) {
+                        new.push(program);
                     }
                     plan.steps.push(Step::Fused(Box::new(fused)));
                 }
@@ -250,6 +257,7 @@ impl Planner {
             // What is not fused is stored.
             return Err(groups.recipes.unstored);
         }
+        self.programs.extend(new);
         plan.stay = groups.recipes.launches;
         plan.kept = groups.recipes.reads.into_iter().collect();
         Ok(plan)

@@ -15,6 +15,9 @@ use anymesh_kernel::{
 };
 use std::sync::{Arc, atomic::Ordering};
 
+/// Lists after which nothing stays any longer: each has to look at what does.
+const OLDEST: usize = 1024;
+
 /// Runs lists of launches on the device below.
 pub(crate) struct Runner {
     inner: Device,
@@ -26,8 +29,9 @@ pub(crate) struct Runner {
     fault: Option<Error>,
     /// Memory for a list.
     pub(crate) spare: Vec<Option<Node>>,
-    /// Launches that stay for the next list.
+    /// Launches that stay for the next list, and for how many lists some have.
     stay: Vec<Node>,
+    age: usize,
 }
 
 impl Runner {
@@ -41,6 +45,7 @@ impl Runner {
             fault: None,
             spare: vec![],
             stay: vec![],
+            age: 0,
         }
     }
 
@@ -82,6 +87,8 @@ impl Runner {
         if nodes.is_empty() {
             return;
         }
+        self.age = if stayed > 0 { self.age + 1 } else { 0 };
+        let need = if self.age > OLDEST { Need::All } else { need };
         let of_stayed = (stayed > 0).then(|| {
             let mut form = Form::like(None);
             let stayed = nodes.iter().take(stayed).flatten();

@@ -295,31 +295,35 @@ fn what_fails_below_is_an_error_of_its_results_and_the_rest_goes_on() {
         }),
         kernel => backend.launch(kernel),
     });
-    let device = deferred_with(&failing, Options::host());
-    let x = floats(&device, [2, 2], &[1.0, 2.0, 3.0, 4.0]);
-    let product = MatmulCall {
-        op: "matmul",
-        a: x.clone(),
-        b: x.clone(),
-        scales: None,
-        bias: None,
-        addend: None,
-        dtype: DType::F32,
-    };
-    let p = device.launch(product).expect("launches").swap_remove(0);
-    let y = one(&device, "next", &x, |v| v + 1.0);
-    let z = add(&device, &y, &p);
-    let full = Error::OutOfMemory {
-        device: "cpu".into(),
-        bytes: 7,
-    };
-    assert_eq!(
-        read(&device, &y),
-        Err(full.clone()),
-        "told by the first read"
-    );
-    assert_eq!(read(&device, &y), Ok(vec![2.0, 3.0, 4.0, 5.0]));
-    assert_eq!(read(&device, &z), Err(full));
+    // With what is only held stored, and left to be made where it is read.
+    for recipes in [u64::MAX, 0] {
+        let mut options = Options::host();
+        options.recipes = recipes;
+        let device = deferred_with(&failing, options);
+        let x = floats(&device, [2, 2], &[1.0, 2.0, 3.0, 4.0]);
+        let product = MatmulCall {
+            op: "matmul",
+            a: x.clone(),
+            b: x.clone(),
+            scales: None,
+            bias: None,
+            addend: None,
+            dtype: DType::F32,
+        };
+        let p = device.launch(product).expect("launches").swap_remove(0);
+        let y = one(&device, "next", &x, |v| v + 1.0);
+        let z = add(&device, &y, &p);
+        let later = one(&device, "later", &p, |v| -v);
+        let full = Error::OutOfMemory {
+            device: "cpu".into(),
+            bytes: 7,
+        };
+        let told = read(&device, &y);
+        assert_eq!(told, Err(full.clone()), "told by the first read");
+        assert_eq!(read(&device, &y), Ok(vec![2.0, 3.0, 4.0, 5.0]));
+        assert_eq!(read(&device, &z), Err(full.clone()));
+        assert_eq!(read(&device, &later), Err(full));
+    }
 }
 
 #[test]
