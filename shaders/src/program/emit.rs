@@ -3,7 +3,10 @@
 use super::{
     MapPlan, Mode, Source,
     coarse::coarse,
-    lanes::{Inputs, InputsExpand, Lanes, add, dense, four_bools, four_positions, last_position},
+    lanes::{
+        Inputs, InputsExpand, Lanes, add, coordinates, dense, four_bools, four_positions,
+        last_position,
+    },
 };
 use crate::{
     math, nvidia,
@@ -326,16 +329,10 @@ fn row_coordinates(
 ) -> Sequence<usize> {
     let mut out = Sequence::<usize>::new();
     out.push(column);
-    let mut rest = row;
+    let lead = coordinates(row, numbers, comptime!(rank - 1));
     #[unroll]
-    for k in 1..rank {
-        if comptime!(k + 1 == rank) {
-            out.push(rest);
-        } else {
-            let extent = *numbers.index(comptime!(rank - 1 - k));
-            out.push(rest % extent);
-            rest /= extent;
-        }
+    for k in 0..comptime!(rank - 1) {
+        out.push(*lead.index(k));
     }
     out
 }
@@ -361,11 +358,11 @@ impl InRow {
         inputs: &'a InputsExpand,
         plan: &'a MapPlan,
     ) -> Lanes<'a> {
-        let coordinates =
+        let place =
             |column| row_coordinates::expand(scope, self.row, column, &inputs.numbers, plan.rank);
         let each = (0..4usize).map(|lane| {
             let column = column_of::expand(scope, self.column, lane, self.length);
-            coordinates(column)
+            place(column)
         });
         let own = |s: &Source| matches!(s.mode, Mode::Scattered | Mode::Repeated);
         let scattered = plan.sources.iter().any(own);
@@ -374,7 +371,7 @@ impl InRow {
             inputs,
             plan,
             start: self.column,
-            first: Some(coordinates(self.column)),
+            first: Some(place(self.column)),
             each: scattered.then(|| each.collect()),
         }
     }
