@@ -7,7 +7,7 @@ use crate::{
 use anymesh_kernel::{
     DType, Kernel, Kind, MapProgram, Scalar,
     backend::Affine,
-    map::{Binary, Inst, Program, Reg},
+    map::{Inst, Program, Reg},
 };
 
 /// A joined program, and where what it is given comes from.
@@ -35,22 +35,6 @@ pub(crate) fn join(
     let outputs = joining.segments(graph, group, fences)?;
     let outputs = stored.iter().map(|(segment, k)| outputs[*segment][*k]);
     Some(joining.finish(outputs.collect()))
-}
-
-/// Products that have more than one use. Compilers contract a product with the sum that is its only
-/// use: where a joined program drops an output, one that had two uses must not become such.
-fn shared_products(program: &Program) -> Vec<bool> {
-    let mut uses = vec![0u32; program.insts.len()];
-    for inst in &program.insts {
-        inst.operands(|r| uses[usize::from(r)] += 1);
-    }
-    for (reg, _) in &program.outputs {
-        uses[usize::from(*reg)] += 1;
-    }
-    let products = program.insts.iter().zip(uses);
-    products
-        .map(|(inst, uses)| uses > 1 && matches!(inst, Inst::Binary(Binary::Mul, ..)))
-        .collect()
 }
 
 /// The registers that some are computed from, and these.
@@ -111,7 +95,7 @@ impl Joining {
             // Segments are few, so their numbers fit.
             let fence = fences.then_some(s as u8 + 1);
             let program = &call.program;
-            let shared = shared_products(program);
+            let shared = program.shared_products();
             let mut regs: Vec<Reg> = Vec::with_capacity(program.insts.len());
             for (i, (inst, kind)) in program.insts.iter().zip(&program.kinds).enumerate() {
                 let reg = match *inst {
@@ -332,24 +316,7 @@ impl Joining {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use anymesh_kernel::map::Builder;
-
-    #[test]
-    fn products_with_several_uses_are_known() {
-        let builder = Builder::new();
-        let (a, b) = (builder.load(DType::F32), builder.load(DType::F32));
-        let shared = a * b;
-        let own = shared * a;
-        let outputs = [(shared + a, DType::F32), (own + b, DType::F32)];
-        let program = builder.finish(&outputs).expect("valid");
-        let found = shared_products(&program);
-        let products: Vec<bool> = (program.insts.iter().zip(&found))
-            .filter(|(inst, _)| matches!(inst, Inst::Binary(Binary::Mul, ..)))
-            .map(|(_, found)| *found)
-            .collect();
-        assert_eq!(products, [true, false]);
-        assert_eq!(found.iter().filter(|found| **found).count(), 1);
-    }
+    use anymesh_kernel::map::{Binary, Builder};
 
     #[test]
     fn what_was_stored_as_f32_is_no_step_of_what_rounds_it() {

@@ -170,6 +170,23 @@ impl Program {
         )
     }
 
+    /// Products that have more than one use. Compilers contract a product with the sum that is its only
+    /// use, and some multiply its constants into those of other products: where a joined program drops an
+    /// output, one that had two uses must not become such.
+    pub fn shared_products(&self) -> Vec<bool> {
+        let mut uses = vec![0u32; self.insts.len()];
+        for inst in &self.insts {
+            inst.operands(|r| uses[usize::from(r)] += 1);
+        }
+        for (reg, _) in &self.outputs {
+            uses[usize::from(*reg)] += 1;
+        }
+        let products = self.insts.iter().zip(uses);
+        products
+            .map(|(inst, uses)| uses > 1 && matches!(inst, Inst::Binary(Binary::Mul, ..)))
+            .collect()
+    }
+
     /// Marks all that marked registers are computed from.
     fn mark_operands(&self, marked: &mut [bool]) {
         for i in (0..self.insts.len()).rev() {
@@ -378,6 +395,23 @@ impl std::fmt::Display for MapProgram {
 mod tests {
     use super::*;
     use crate::Error;
+
+    #[test]
+    fn products_with_several_uses_are_known() {
+        let builder = Builder::new();
+        let (a, b) = (builder.load(DType::F32), builder.load(DType::F32));
+        let shared = a * b;
+        let own = shared * a;
+        let outputs = [(shared + a, DType::F32), (own + b, DType::F32)];
+        let program = builder.finish(&outputs).expect("valid");
+        let found = program.shared_products();
+        let products: Vec<bool> = (program.insts.iter().zip(&found))
+            .filter(|(inst, _)| matches!(inst, Inst::Binary(Binary::Mul, ..)))
+            .map(|(_, found)| *found)
+            .collect();
+        assert_eq!(products, [true, false]);
+        assert_eq!(found.iter().filter(|found| **found).count(), 1);
+    }
 
     #[test]
     fn mixed_kinds_are_refused_at_finish() {

@@ -51,6 +51,17 @@ struct Evaluation<'a> {
     values: Vec<Option<Reg>>,
     /// Registers whose last digits nobody sees, where there are short ways to compute them.
     coarse: Vec<bool>,
+    /// Products that are kept apart from what is made of them.
+    apart: Vec<bool>,
+}
+
+/// Where drivers may multiply the constants of several products together, or not, by what else reads
+/// them: products with several uses, which joined programs fence, too. CUDA's compiler does not.
+fn apart_of(plan: &MapPlan) -> Vec<bool> {
+    match plan.native {
+        true => vec![],
+        false => plan.program.shared_products(),
+    }
 }
 
 /// The registers of a program that may be coarse, if its outputs are `stored`; none of them where
@@ -86,6 +97,7 @@ impl<'a> Evaluation<'a> {
             loaded: vec![None; plan.sources.len()],
             values: vec![None; plan.program.insts.len()],
             coarse: coarse_of(scope, plan, stored),
+            apart: apart_of(plan),
         };
         // Lanes past the end hold padding, whose zeros are nobody's fault.
         let last = plan
@@ -140,7 +152,11 @@ impl<'a> Evaluation<'a> {
                 {
                     second = second.fence(scope, self.lanes.zero(0));
                 }
-                Reg::binary(scope, op, self.value(a), second, fault)
+                let value = Reg::binary(scope, op, self.value(a), second, fault);
+                match self.apart.get(i) {
+                    Some(true) => value.fence(scope, self.lanes.zero(0)),
+                    _ => value,
+                }
             }
             Inst::Select(c, a, b) => {
                 Reg::select(scope, self.value(c), self.value(a), self.value(b))
@@ -308,6 +324,7 @@ pub(crate) fn eval_dense(
         loaded: loads.collect(),
         values: vec![None; plan.program.insts.len()],
         coarse: coarse_of(scope, plan, true),
+        apart: apart_of(plan),
     };
     let computed = plan.program.computed();
     for i in (0..computed.len()).filter(|i| computed[*i]) {
@@ -412,6 +429,7 @@ impl InRow {
             loaded: vec![None; plan.sources.len()],
             values: vec![None; plan.program.insts.len()],
             coarse: coarse_of(scope, plan, stored),
+            apart: apart_of(plan),
         };
         for i in 0..plan.program.insts.len() {
             // No row program divides integers.
