@@ -131,7 +131,9 @@ fn composed(device: &Device, dtype: DType, n: usize) -> Result<Vec<Tensor>> {
     let logits = (wide(&norm)? * 3.0)?;
     let loss = (logits.logsumexp(&[-1], true)? - logits.amin(&[-1], true)?)?.mean_all()?;
     let turned = softmax.transpose(-1, -2)?.contiguous()?;
-    let mut all = vec![wide(&softmax)?, wide(&norm)?, wide(&turned)?];
+    // Products with several uses, of what another map made.
+    let gelu = (wide(&x)? + wide(&seed)?)?.gelu_tanh()?;
+    let mut all = vec![wide(&softmax)?, wide(&norm)?, wide(&turned)?, gelu];
     for output in [&softmax, &norm, &turned] {
         let seed = match output.dims() == seed.dims() {
             true => seed.clone(),
