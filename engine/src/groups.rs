@@ -96,6 +96,14 @@ impl Reading {
 }
 
 impl Segment {
+    /// What it reads from memory.
+    pub(crate) fn readings(&self) -> impl Iterator<Item = &Reading> {
+        self.feeds.iter().filter_map(|feed| match feed {
+            Feed::Memory(reading) => Some(reading),
+            Feed::Register { .. } => None,
+        })
+    }
+
     /// Whether two segments compute the same.
     fn same(&self, other: &Self) -> bool {
         let fed = |(a, b): (&Feed, &Feed)| match (a, b) {
@@ -117,11 +125,7 @@ impl Segment {
 
 impl Group {
     pub(crate) fn readings(&self) -> impl Iterator<Item = &Reading> {
-        let feeds = self.segments.iter().flat_map(|segment| &segment.feeds);
-        feeds.filter_map(|feed| match feed {
-            Feed::Memory(reading) => Some(reading),
-            Feed::Register { .. } => None,
-        })
+        self.segments.iter().flat_map(Segment::readings)
     }
 }
 

@@ -32,7 +32,7 @@ pub(crate) fn join(
     fences: bool,
 ) -> Option<Joined> {
     let mut joining = Joining::new(fences, first);
-    let outputs = joining.segments(graph, group, fences)?;
+    let outputs = joining.segments(graph, group)?;
     let outputs = stored.iter().map(|(segment, k)| outputs[*segment][*k]);
     Some(joining.finish(outputs.collect()))
 }
@@ -86,14 +86,13 @@ impl Joining {
         &mut self,
         graph: &Graph<'_>,
         group: &Group,
-        fences: bool,
     ) -> Option<Vec<Vec<(Reg, DType)>>> {
         let (in_rows, mut results) = (group.rows.is_some() && !group.reduces, 0);
         let mut outputs: Vec<Vec<(Reg, DType)>> = vec![];
         for (s, segment) in group.segments.iter().enumerate() {
             let call = fusable(graph.kernels[segment.node])?;
             // Segments are few, so their numbers fit.
-            let fence = fences.then_some(s as u8 + 1);
+            let fence = self.compiled.then_some(s as u8 + 1);
             let program = &call.program;
             let shared = program.shared_products();
             let mut regs: Vec<Reg> = Vec::with_capacity(program.insts.len());

@@ -261,17 +261,12 @@ impl Backend for Deferred {
             let one = |launch: Launch| self.launch(launch.kernel);
             return launches.into_iter().map(one).collect();
         }
-        let needed: Vec<Buffer> = (launches.iter())
-            .flat_map(|launch| {
-                let operands = launch.kernel.operands().map(|view| &view.buffer);
-                operands.chain(launch.over.iter().map(|(_, memory)| memory))
-            })
-            .cloned()
-            .collect();
-        let of: Vec<&Buffer> = needed.iter().collect();
-        let runner = self.flush(false, Need::Of(&of));
-        drop(of);
-        drop(needed);
+        let mut needed: Vec<&Buffer> = vec![];
+        for launch in &launches {
+            needed.extend(launch.kernel.operands().map(|view| &view.buffer));
+            needed.extend(launch.over.iter().map(|(_, memory)| memory));
+        }
+        let runner = self.flush(false, Need::Of(&needed));
         // Nothing waits any more, so whoever still holds memory may read it.
         launches.iter_mut().for_each(Launch::keep_sole);
         for launch in &mut launches {

@@ -7,7 +7,7 @@
 
 use crate::{
     graph::{Source, fusable},
-    groups::{Feed, Group, Groups, How, Reading, Segment},
+    groups::{Group, Groups, How, Reading, Segment},
     plan::{Body, Fused, Number, name, nodes, stored},
     program::{Joining, RESULT, live},
 };
@@ -57,15 +57,6 @@ impl Group {
     /// How long its rows are.
     fn row(&self) -> Option<usize> {
         Some(self.shape.dims()[self.rows?..].iter().product())
-    }
-}
-
-impl Segment {
-    fn readings(&self) -> impl Iterator<Item = &Reading> {
-        self.feeds.iter().filter_map(|feed| match feed {
-            Feed::Memory(reading) => Some(reading),
-            Feed::Register { .. } => None,
-        })
     }
 }
 
@@ -199,7 +190,7 @@ pub(crate) fn fused(
     let (of_rows, of_each): (Vec<_>, Vec<_>) = (stored(groups, g, alive).into_iter())
         .partition(|(segment, _)| group.segments[*segment].of_rows);
     let mut joining = Joining::new(fences, None);
-    let outputs = joining.segments(graph, group, fences)?;
+    let outputs = joining.segments(graph, group)?;
     let mut folds: Vec<(usize, &ReduceCall)> = vec![];
     for (s, segment) in group.segments.iter().enumerate() {
         if let Kernel::Reduce(call) = graph.kernels[segment.node] {
